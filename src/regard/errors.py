@@ -18,14 +18,18 @@ class Unsupported(TypeError):
     """The request is not defined for this mixer, or not possible on this backend."""
 
 
+MAX_LISTED = 200  # names in a hint; there are fewer recipes
 SIMILARITY = 0.65  # of a suggestion; difflib's default, 0.6, takes head_dim for heads
 
 
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """A hint for an unknown name: the closest known name, or all of them."""
+    """A hint for an unknown name: the closest known name, or the first of them."""
     known = sorted(known)
     close = difflib.get_close_matches(word, known, 1, SIMILARITY)
-    return f"did you mean {close[0]!r}?" if close else f"choose from {', '.join(known)}"
+    if close:
+        return f"did you mean {close[0]!r}?"
+    more = f" and {len(known) - MAX_LISTED:,} more" if len(known) > MAX_LISTED else ""
+    return f"choose from {', '.join(known[:MAX_LISTED])}{more}"
 
 
 def format_validation_error(error: ValidationError) -> str:
@@ -59,13 +63,15 @@ def check_choice(name: str, value: object, known: Iterable[str]) -> None:
         raise ValueError(f"{message}; did you mean {close[0]!r}?" if close else message)
 
 
-def check_int(least: int, **values: object) -> None:
-    """Raise ValueError unless each of the named values is an integer >= `least`: `check_int(1,
-    heads=heads)`.
+def check_int(least: int, most: int | None = None, /, **values: object) -> None:
+    """Raise ValueError unless each of the named values is an integer from `least` to `most`:
+    `check_int(1, heads=heads)`.
     """
     for name, value in values.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ValueError(f"{name} must be an integer >= {least}, not {value!r}")
+        if most is not None and value > most:
+            raise ValueError(f"{name} must be at most {most}, not {value!r}")
 
 
 def check_stream_length(length: int | None, end: int | Tensor) -> None:

@@ -13,7 +13,7 @@ from regard import registry
 from regard.block import Block, Layer
 from regard.deep_init import deepnorm_init
 from regard.errors import Unsupported
-from regard.ffn import FEED_FORWARDS, FeedForward, get_activation
+from regard.ffn import FEED_FORWARDS, FeedForward
 from regard.mixer import Mixer
 from regard.models import config as c, heads
 from regard.models.components import (
@@ -23,9 +23,9 @@ from regard.models.components import (
     build_position,
     residual_factory,
 )
-from regard.models.embeddings import InputEmbedding, PatchEmbedding, TokenEmbedding, VectorEmbedding
+from regard.models.embeddings import EmbeddingContext, InputEmbedding, TokenEmbedding
 from regard.models.model import Backbone, Decoder, DualEncoder, Encoder, Model, Seq2Seq
-from regard.models.stacks import STACKS, StackBuilder
+from regard.models.stacks import STACKS, StackBuilder, mixers_stack
 from regard.norm import NORMS, Norm
 from regard.residual import DeepNormScales, Residual, deepnorm_scales, deepnorm_seq2seq_scales
 from regard.stack import build_sublayers
@@ -91,26 +91,32 @@ def build_stack(config: c.ModelConfig, role: str) -> tuple[Layer, Norm | None]:
     side = side_config(config, role)
     scales, norm = side_scales(config, role), norm_factory(config)
     residual = residual_factory(config.residual, side.layers, scales, norm)
+    shared: dict[str, Mixer] = {}
 
-    def build_block(index: int) -> Block:
+    def build_block(index: int, count: int) -> Block:
         with name_layer(index, role):
-            mixer, cross, ffn = build_layer_modules(config, role, index)
+            mixer, cross, ffn = build_layer_modules(config, role, index, count, shared)
             return Block(mixer, ffn, cross=cross, residual=residual, dropout=config.dropout)
 
-    def build_layer_sublayers(index: int) -> list[Layer]:
+    def build_layer_sublayers(index: int, count: int) -> list[Layer]:
         if config.residual != c.ModuleSpec(name="pre"):
+            assert side.stack is not None
             raise ValueError(
                 f"a {side.stack.name} stack has its own pre-norm residuals: residual must be 'pre'"
             )
         with name_layer(index, role):
-            mixer, cross, ffn = build_layer_modules(config, role, index)
+            mixer, cross, ffn = build_layer_modules(config, role, index, count, shared)
             return build_sublayers(mixer, ffn, cross=cross, norm=norm, dropout=config.dropout)
 
     period = math.lcm(len(side.mixer), len(config.ffn))
     builder = StackBuilder(
-        side.layers, period, build_block, build_layer_sublayers, norm, config.heads
+        side.layers, period, build_block, build_layer_sublayers, norm, config.heads, residual
     )
-    stack: Layer = bind_module("stack", STACKS, side.stack, builder)()
+    stack: Layer
+    if side.stack is None:
+        stack = mixers_stack(builder)
+    else:
+        stack = bind_module("stack", STACKS, side.stack, builder)()
     if config.residual.name == "deepnorm":
         deepnorm_init(stack, scales.beta)
     residuals = [module for module in stack.modules() if isinstance(module, Residual)]
@@ -134,25 +140,53 @@ def side_scales(config: c.ModelConfig, role: str) -> DeepNormScales:
 
 
 def build_layer_modules(
-    config: c.ModelConfig, role: str, index: int
+    config: c.ModelConfig, role: str, index: int, count: int, shared: dict[str, Mixer]
 ) -> tuple[Mixer, Mixer | None, FeedForward | None]:
-    """Build mixer, cross-attention and feed-forward layer of layer `index`."""
-    mixers, ffns = side_config(config, role).mixer, config.ffn
-    spec, causal, length = mixers[index % len(mixers)], role == "decoder", max_length(config, role)
+    """Build mixer, cross-attention and feed-forward layer of layer `index` of `count`.
+
+    `shared` holds the mixers whose projections later layers share, and gets those of this layer.
+    """
+    side, ffns = side_config(config, role), config.ffn
+    spec, causal = side.mixer[index % len(side.mixer)], role == "decoder"
+    length = max_length(config, role)
+    mixer_seed, cross_seed, ffn_seed = (
+        registry.derive_seed(config.seed, int(causal), index, part) for part in range(3)
+    )
+    alike = [i for i in range(count) if side.mixer[i % len(side.mixer)] == spec]
+    layer = registry.LayerNumber(alike.index(index), len(alike))
     mixer = add_relative_position(
         config.position,
-        build_mixer(config, spec, causal=causal, length=length),
+        build_mixer(
+            config, spec, shared, causal=causal, length=length, layer=layer, seed=mixer_seed
+        ),
         length=length,
         columns=grid_columns(config, role),
     )
+    if mixer.requires_stack and side.stack and side.stack.name != mixer.stack_name:
+        raise Unsupported(
+            f"{mixer.name} needs the stack {mixer.stack_name!r}, which passes on what it hands to "
+            f"the next layer; the stack {side.stack.name!r} does not. Leave stack out, or use the "
+            "mixer 'vanilla'"
+        )
     cross = None
     if config.kind == "seq2seq" and role == "decoder":
         spec = config.cross or c.module_spec("vanilla")
-        cross = build_mixer(config, spec, causal=False, length=max_length(config, "encoder"))
+        length = max_length(config, "encoder")
+        cross = build_mixer(
+            config, spec, shared, causal=False, length=length, layer=None, seed=cross_seed
+        )
+        if cross.requires_stack:
+            raise Unsupported(
+                f"{cross.name} hands something to the next layer, and cross-attention passes "
+                "nothing on: use cross='vanilla'"
+            )
     ffn_spec = ffns[index % len(ffns)]
     if ffn_spec is None:
         return mixer, cross, None
-    return mixer, cross, build_module("ffn", FEED_FORWARDS, ffn_spec, config.dim)
+    build_ffn = FEED_FORWARDS.get(ffn_spec.name)
+    takes_seed = build_ffn is not None and "seed" in inspect.signature(build_ffn).parameters
+    options = {"seed": ffn_seed} if takes_seed and "seed" not in ffn_spec.arguments else {}
+    return mixer, cross, build_module("ffn", FEED_FORWARDS, ffn_spec, config.dim, **options)
 
 
 @contextmanager
@@ -165,17 +199,28 @@ def name_layer(index: int, role: str) -> Iterator[None]:
 
 
 def build_mixer(
-    config: c.ModelConfig, spec: c.ModuleSpec, *, causal: bool, length: int | None
+    config: c.ModelConfig,
+    spec: c.ModuleSpec,
+    shared: dict[str, Mixer],
+    *,
+    causal: bool,
+    length: int | None,
+    layer: registry.LayerNumber | None,
+    seed: int,
 ) -> Mixer:
-    """Create a recipe, with the width, heads and length of the model where it needs them.
+    """Create a recipe, with the width, heads and length of the model where it needs them, and the
+    number and seed of the layer.
 
-    A recipe with a default number of heads keeps it, unless its arguments set another.
+    A recipe with a default number of heads keeps it, unless its arguments set another. With
+    share="layers", it gets the first mixer of the same spec as `projection`.
     """
     arguments = {name: lists_to_tuples(value) for name, value in spec.arguments.items()}
     for name in ("causal", "dim"):
         if name in arguments:
             raise ValueError(f"{spec.name}: the model sets {name}, leave it out of the arguments")
-    parameters = registry.get_recipe(spec.name).parameters
+    recipe = registry.get_recipe(spec.name)
+    parameters = recipe.parameters
+    arguments |= recipe.layer_options(arguments, layer=layer, seed=seed)
     required = inspect.Parameter.empty
     if parameters["heads"].default is required:
         arguments.setdefault("heads", config.heads)
@@ -187,7 +232,12 @@ def build_mixer(
         and "length" not in arguments
     ):
         raise ValueError(f"{spec.name} needs a maximum length: set length in the configuration")
-    return registry.create(spec.name, dim=config.dim, causal=causal, **arguments)
+    if "projection" not in parameters or arguments.get("share") != "layers":
+        return registry.create(spec.name, dim=config.dim, causal=causal, **arguments)
+    key = f"{'cross' if layer is None else 'self'} {spec.model_dump_json()}"
+    arguments["projection"] = shared.get(key)
+    shared[key] = registry.create(spec.name, dim=config.dim, causal=causal, **arguments)
+    return shared[key]
 
 
 def lists_to_tuples(value: Any) -> Any:
@@ -200,107 +250,49 @@ def norm_factory(config: c.ModelConfig) -> Callable[[int], Norm]:
     return partial(build_module, "norm", NORMS, config.norm)
 
 
-def image_input(config: c.ModelConfig, role: str) -> c.PatchInput | None:
-    """Image input of a side; None if it reads no images."""
-    reads_input = role == "encoder" or config.kind == "decoder"
-    return config.input if reads_input and isinstance(config.input, c.PatchInput) else None
+def side_input(config: c.ModelConfig, role: str) -> c.InputSpec | None:
+    """Input of a side; None for the decoder of a seq2seq model."""
+    return config.input if role == "encoder" or config.kind == "decoder" else None
 
 
 def grid_columns(config: c.ModelConfig, role: str) -> int | None:
-    """Columns of the image grid of a side; None without one, or with a class token before it."""
-    image = image_input(config, role)
-    return None if image is None or image.class_token else image.grid[1]
+    """Columns of the grid that the tokens of a side form; None if they form none."""
+    source = side_input(config, role)
+    return None if source is None or source.grid is None else source.grid[1]
 
 
 def max_length(config: c.ModelConfig, role: str) -> int | None:
-    """Maximum sequence length of a side; for images the number of tokens."""
-    image = image_input(config, role)
-    return config.length if image is None else image.length
+    """Maximum sequence length of a side."""
+    source = side_input(config, role)
+    fixed = None if source is None else source.fixed_length
+    return config.length if fixed is None else fixed
 
 
-# --------------------------------------------------------------------------------------- embeddings
-def build_embedding(
-    config: c.ModelConfig, source: c.TokenInput | c.VectorInput | c.PatchInput
-) -> InputEmbedding:
+# -------------------------------------------------------------------------------- input and head
+def build_embedding(config: c.ModelConfig, source: c.InputSpec) -> InputEmbedding:
     """Build the embedding of an input."""
-    dim, dropout = config.dim, config.dropout
-    if isinstance(source, c.PatchInput):
-        rows, columns = source.grid
-        return PatchEmbedding(
-            source.grid,
-            source.patch_size,
-            dim,
-            position=build_position(
-                config.position, dim=dim, length=rows * columns, rows=rows, columns=columns
-            ),
-            channels=source.channels,
-            class_token=source.class_token,
-            stem=source.stem,
-            dropout=dropout,
-        )
-    if isinstance(source, c.VectorInput):
-        position = build_position(config.position, dim=dim, length=config.length)
-        return VectorEmbedding(source.width, dim, position=position, dropout=dropout)
-    embedding_dim = source.embedding_dim or dim
-    return TokenEmbedding(
-        source.vocab_size,
-        embedding_dim,
-        position=build_position(config.position, dim=embedding_dim, length=config.length),
-        type_vocab_size=source.type_vocab_size,
-        scale=source.scale_embeddings,
-        norm=norm_factory(config)(embedding_dim) if source.norm else None,
-        dropout=dropout,
-        out_dim=None if source.embedding_dim is None else dim,
+
+    def position(dim: int, length: int | None, grid: tuple[int, int] | None) -> Any:
+        cells = {} if grid is None else {"rows": grid[0], "columns": grid[1]}
+        return build_position(config.position, dim=dim, length=length, **cells)
+
+    return source.build(
+        EmbeddingContext(config.dim, config.dropout, config.length, norm_factory(config), position)
     )
 
 
-# -------------------------------------------------------------------------------------------- heads
 def build_head(config: c.ModelConfig, backbone: Backbone) -> heads.ModelHead | None:
     """Build the head of a configuration, for the output width of the backbone."""
-    head, dim, dropout = config.head, backbone.stack.out_dim, config.dropout
-    match head:
-        case None:
-            return None
-        case c.LMHeadConfig():
-            return build_lm_head(config, backbone, head.tie_weights, head.bias)
-        case c.MaskedLMHeadConfig():
-            return heads.MaskedLMHead(
-                dim,
-                build_lm_head(config, backbone, head.tie_weights, bias=True),
-                norm=norm_factory(config)(dim),
-                activation=get_activation(head.activation),
-            )
-        case c.TokenClassificationHeadConfig():
-            return heads.PredictionHead(dim, head.num_classes, dropout=dropout)
-        case c.RegressionHeadConfig(pooling="none"):
-            return heads.PredictionHead(dim, head.num_outputs, dropout=dropout)
-    pooling = heads.build_pooling(head.pooling, dim, config.heads)
-    match head:
-        case c.SequenceClassificationHeadConfig():
-            return heads.PredictionHead(
-                dim,
-                head.num_classes,
-                pooling=pooling,
-                hidden_layer=head.hidden_layer,
-                dropout=dropout,
-            )
-        case c.MatchingHeadConfig():
-            hidden = head.hidden or dim
-            return heads.MatchingHead(
-                dim, head.num_classes, pooling=pooling, hidden=hidden, dropout=dropout
-            )
-        case c.RegressionHeadConfig():
-            return heads.PredictionHead(dim, head.num_outputs, pooling=pooling, dropout=dropout)
-        case c.PoolingHeadConfig():
-            return heads.PoolingHead(pooling, normalize=head.normalize)
-
-
-def build_lm_head(
-    config: c.ModelConfig, backbone: Backbone, tie_weights: bool, bias: bool
-) -> heads.LMHead:
-    """Build a language-modelling head, tied to the token embeddings or not."""
-    assert config.tokens is not None
-    assert isinstance(backbone.embed, TokenEmbedding)
-    weight = backbone.embed.tokens.weight if tie_weights else None
-    dim = backbone.stack.out_dim
-    return heads.LMHead(dim, config.tokens.vocab_size, weight=weight, bias=bias)
+    if config.head is None:
+        return None
+    tokens, embed = config.tokens, backbone.embed
+    return config.head.build(
+        heads.HeadContext(
+            backbone.stack.out_dim,
+            config.heads,
+            config.dropout,
+            norm_factory(config),
+            vocab_size=None if tokens is None else tokens.vocab_size,
+            embeddings=embed.tokens.weight if isinstance(embed, TokenEmbedding) else None,
+        )
+    )

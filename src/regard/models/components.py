@@ -12,7 +12,7 @@ from torch import nn
 from regard.errors import Unsupported, did_you_mean
 from regard.mixer import Mixer
 from regard.mixers.positional import with_position
-from regard.models.config import ModuleSpec
+from regard.models.spec import ModuleSpec
 from regard.norm import Norm
 from regard.position import POSITIONAL_ENCODINGS, NoPosition, PositionEmbedding, RotaryEmbedding
 from regard.prior import Prior
@@ -115,6 +115,8 @@ def add_relative_position(
     parameters = inspect.signature(RELATIVE[spec.name]).parameters
     sizes = {"length": length, "columns": columns}
     known = {name: n for name, n in sizes.items() if name in parameters and n is not None}
+    if "columns" in parameters and "columns" not in {**known, **spec.arguments}:
+        raise ValueError(f"position {spec.name!r} needs columns: it is for images")
     return with_position(mixer, spec.name, **{**known, **spec.arguments})
 
 

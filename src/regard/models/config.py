@@ -2,256 +2,57 @@
 
 ModelConfig(kind="decoder", input={"kind": "tokens", "vocab_size": 256}, dim=64, heads=4, layers=2,
             length=128, mixer="local", head={"kind": "lm"})
+
+The configurations of inputs are in `regard.models.embeddings`, those of heads in
+`regard.models.heads`, each beside the module that it describes.
 """
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import Field, model_validator
+
+from regard.models.embeddings import (
+    InputConfig as InputConfig,
+    InputSpec as InputSpec,
+    PatchInput as PatchInput,
+    TokenInput as TokenInput,
+    VectorInput as VectorInput,
+)
+from regard.models.heads import (
+    HeadConfig as HeadConfig,
+    LMHeadConfig as LMHeadConfig,
+    MaskedLMHeadConfig as MaskedLMHeadConfig,
+    MatchingHeadConfig as MatchingHeadConfig,
+    PoolingHeadConfig as PoolingHeadConfig,
+    RegressionHeadConfig as RegressionHeadConfig,
+    SequenceClassificationHeadConfig as SequenceClassificationHeadConfig,
+    TokenClassificationHeadConfig as TokenClassificationHeadConfig,
+)
+from regard.models.spec import (
+    Depth as Depth,
+    ModuleSpec as ModuleSpec,
+    OptionalSpecList as OptionalSpecList,
+    Probability as Probability,
+    Size as Size,
+    SpecList as SpecList,
+    StrictModel as StrictModel,
+    VocabSize as VocabSize,
+    as_list as as_list,
+    as_optional_list as as_optional_list,
+    module_spec as module_spec,
+    parse_json_int as parse_json_int,
+)
 
-from regard.errors import did_you_mean
 
-# The upper bounds keep a file from asking for more than any machine has.
-Size = Annotated[int, Field(ge=1, le=1 << 20)]
-VocabSize = Annotated[int, Field(ge=1, le=1 << 24)]
-Depth = Annotated[int, Field(ge=1, le=4096)]
-Probability = Annotated[float, Field(ge=0, lt=1)]
-
-
-class StrictModel(BaseModel):
-    """Frozen pydantic model whose errors name the nearest valid key."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-    @model_validator(mode="before")
-    @classmethod
-    def _check_keys(cls, values: Any) -> Any:
-        for key in values if isinstance(values, dict) else ():
-            if key not in cls.model_fields:
-                hint = did_you_mean(str(key), cls.model_fields)
-                raise ValueError(f"{cls.__name__} has no {key!r}: {hint}")
-        return values
-
-
-def parse_json_int(digits: str) -> int:
-    """Parse an integer of a JSON file. Larger than 2^53 is an error: JSON readers disagree."""
-    if abs(int(digits)) > 1 << 53:
-        raise ValueError(f"{digits[:20]}… is larger than 2^53")
-    return int(digits)
-
-
-class ModuleSpec(StrictModel):
-    """Name of a module and the arguments to build it with.
-
-    Written as "local", or {"name": "local", "arguments": {"window": 64}}.
-    """
-
-    name: str
-    arguments: dict[str, Any] = {}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _from_name(cls, value: Any) -> Any:
-        return {"name": value} if isinstance(value, str) else value
-
-    @field_validator("arguments")
-    @classmethod
-    def _check_json(cls, arguments: dict[str, Any]) -> dict[str, Any]:
-        try:
-            text = json.dumps(arguments, allow_nan=False)
-            return dict(json.loads(text, parse_int=parse_json_int))
-        except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(
-                f"arguments must be JSON values, so that the model can be saved: {error}"
-            ) from None
-
-
-def module_spec(name: str, /, **arguments: Any) -> ModuleSpec:
-    """Shorthand for a `ModuleSpec`: `module_spec("local", window=64)`."""
-    return ModuleSpec(name=name, arguments=arguments)
-
-
-def as_list(value: Any) -> Any:
-    """Wrap a single spec into a list."""
-    return [value] if isinstance(value, str | dict | ModuleSpec) else value
-
-
-def as_optional_list(value: Any) -> Any:
-    """Wrap a single spec, or None, into a list."""
-    return [None] if value is None else as_list(value)
-
-
-SpecList = Annotated[list[ModuleSpec], BeforeValidator(as_list)]
-OptionalSpecList = Annotated[list[ModuleSpec | None], BeforeValidator(as_optional_list)]
-
-
-# ------------------------------------------------------------------------------------------- inputs
-class TokenInput(StrictModel):
-    """Token ids (b, n).
-
-    Attributes:
-        vocab_size: Number of token ids.
-        embedding_dim: Width of the embedding tables, followed by a linear projection to the model
-            width. None: the model width, without a projection.
-        type_vocab_size: Number of token types (segments in BERT). 0: no token types.
-        scale_embeddings: Multiply embeddings by √d (Vaswani et al. 2017).
-        norm: Apply the model's norm to the sum of the embeddings.
-    """
-
-    kind: Literal["tokens"] = "tokens"
-    vocab_size: VocabSize
-    embedding_dim: Size | None = None
-    type_vocab_size: Annotated[int, Field(ge=0, le=1 << 16)] = 0
-    scale_embeddings: bool = False
-    norm: bool = False
-
-
-class VectorInput(StrictModel):
-    """Vectors (b, n, width): features, elements of a set, values of a time series."""
-
-    kind: Literal["vectors"] = "vectors"
-    width: Size
-
-
-class PatchInput(StrictModel):
-    """Images (b, channels, height, width), split into square patches.
-
-    Attributes:
-        patch_size: Side of a patch. Must divide height and width.
-        class_token: Prepend a learned class token.
-        stem: "linear", or "conv": a sequence of stride-2 convolutions (XCiT).
-    """
-
-    kind: Literal["patches"] = "patches"
-    height: Size
-    width: Size
-    patch_size: Size
-    channels: Size = 3
-    class_token: bool = True
-    stem: Literal["linear", "conv"] = "linear"
-
-    @model_validator(mode="after")
-    def _check_patch_size(self) -> Self:
-        size = self.patch_size
-        if self.stem == "conv" and (size < 2 or size & (size - 1)):
-            raise ValueError(f"stem 'conv' needs a patch_size that is a power of 2, not {size}")
-        if self.height % size or self.width % size:
-            raise ValueError(
-                f"patch_size {size} does not divide the image size {self.height} × {self.width}"
-            )
-        return self
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Rows and columns of patches."""
-        return self.height // self.patch_size, self.width // self.patch_size
-
-    @property
-    def length(self) -> int:
-        """Number of tokens of an image."""
-        rows, columns = self.grid
-        return rows * columns + self.class_token
-
-
-InputConfig = Annotated[TokenInput | VectorInput | PatchInput, Field(discriminator="kind")]
-
-
-# -------------------------------------------------------------------------------------------- heads
-class LMHeadConfig(StrictModel):
-    """Language-modelling head: logits over the vocabulary for each token, (b, n, vocab_size).
-
-    Attributes:
-        tie_weights: Share the weights of the token embeddings.
-    """
-
-    kind: Literal["lm"] = "lm"
-    tie_weights: bool = True
-    bias: bool = False
-
-
-class MaskedLMHeadConfig(StrictModel):
-    """BERT's masked-LM head: norm(σ(W x + b)), then vocabulary logits (b, n, vocab_size)."""
-
-    kind: Literal["masked_lm"] = "masked_lm"
-    tie_weights: bool = True
-    activation: str = "gelu"
-
-
-class SequenceClassificationHeadConfig(StrictModel):
-    """Logits over classes for a whole sequence, (b, num_classes).
-
-    Attributes:
-        pooling: How tokens become one vector, see `regard.models.heads.POOLINGS`.
-        hidden_layer: Insert a layer tanh(W x + b) before the classifier, as in BERT.
-    """
-
-    kind: Literal["sequence_classification"] = "sequence_classification"
-    num_classes: Size
-    pooling: str = "cls"
-    hidden_layer: bool = False
-
-
-class MatchingHeadConfig(StrictModel):
-    """Logits over classes for a pair of sequences, (b, num_classes).
-
-    W₂ relu(W₁ [u, v, u ∘ v, u − v]) of the pooled sequences u and v
-    (Tay et al. 2020, arXiv 2011.04006, after Mou et al. 2016, arXiv 1512.08422).
-
-    Attributes:
-        hidden: Rows of W₁. None: the model width.
-    """
-
-    kind: Literal["matching"] = "matching"
-    num_classes: Size
-    pooling: str = "mean"
-    hidden: Size | None = None
-
-
-class TokenClassificationHeadConfig(StrictModel):
-    """Logits over classes for each token, (b, n, num_classes)."""
-
-    kind: Literal["token_classification"] = "token_classification"
-    num_classes: Size
-
-
-class RegressionHeadConfig(StrictModel):
-    """Numbers for a whole sequence, (b, num_outputs), or with pooling "none" for each token."""
-
-    kind: Literal["regression"] = "regression"
-    num_outputs: Size = 1
-    pooling: str = "mean"
-
-
-class PoolingHeadConfig(StrictModel):
-    """One vector for a whole sequence, (b, d); `normalize` scales it to length 1."""
-
-    kind: Literal["pooling"] = "pooling"
-    pooling: str = "mean"
-    normalize: bool = False
-
-
-HeadConfig = Annotated[
-    LMHeadConfig
-    | MaskedLMHeadConfig
-    | SequenceClassificationHeadConfig
-    | MatchingHeadConfig
-    | TokenClassificationHeadConfig
-    | RegressionHeadConfig
-    | PoolingHeadConfig,
-    Field(discriminator="kind"),
-]
-
-
-# ------------------------------------------------------------------------------------------- models
 class EncoderConfig(StrictModel):
     """Encoder of a seq2seq model, where it differs from the decoder."""
 
     layers: Depth
     mixer: SpecList
-    stack: ModuleSpec = ModuleSpec(name="sequential")
+    stack: ModuleSpec | None = None
 
 
 class ModelConfig(StrictModel):
@@ -264,10 +65,14 @@ class ModelConfig(StrictModel):
         head: Head, or None to return the tokens (b, n, d).
         length: Maximum sequence length, for positional encodings and mixers that need one.
         mixer: Recipe of each layer, or a few recipes that repeat.
-        stack: How layers are combined, see `regard.models.stacks.STACKS`.
+        stack: How layers are combined, see `regard.models.stacks.STACKS`. None: the stack that the
+            mixer brings along, such as "realformer", else "sequential".
         ffn: Feed-forward layer, or several that repeat as mixers do. None: no feed-forward layer.
         position: Positional encoding, see `regard.models.components.POSITIONS`.
         dropout: Dropout of embeddings and of the output of each sub-layer.
+        seed: Seed of what recipes draw beside their weights: random features, hashes, random
+            blocks, noise. Each layer has a seed of its own that follows from it, unless the
+            arguments of the recipe set `seed`.
         cross: seq2seq only: recipe of the cross-attention.
         encoder: seq2seq only: layers, mixers and stack of the encoder. None: those of the decoder,
             which must then work causal and non-causal.
@@ -281,13 +86,14 @@ class ModelConfig(StrictModel):
     heads: Size
     layers: Depth
     length: Annotated[int, Field(ge=1, le=1 << 24)] | None = None
-    mixer: SpecList = [ModuleSpec(name="vanilla")]
-    stack: ModuleSpec = ModuleSpec(name="sequential")
-    ffn: OptionalSpecList = [ModuleSpec(name="mlp")]
+    mixer: SpecList = Field(default=[ModuleSpec(name="vanilla")])
+    stack: ModuleSpec | None = None
+    ffn: OptionalSpecList = Field(default=[ModuleSpec(name="mlp")])
     norm: ModuleSpec = ModuleSpec(name="layer")
     residual: ModuleSpec = ModuleSpec(name="pre")
     position: ModuleSpec = ModuleSpec(name="learned")
     dropout: Probability = 0.0
+    seed: Annotated[int, Field(ge=0, lt=1 << 64)] = 0
     cross: ModuleSpec | None = None
     encoder: EncoderConfig | None = None
     target: TokenInput | None = None
@@ -327,23 +133,21 @@ class ModelConfig(StrictModel):
 def check_head(config: ModelConfig) -> None:
     """Check that the head fits the input and the kind of model."""
     head = config.head
-    if isinstance(head, LMHeadConfig | MaskedLMHeadConfig) and config.tokens is None:
+    if config.kind == "dual_encoder" and not isinstance(config.input, TokenInput):
+        raise ValueError(f"kind 'dual_encoder' reads 'tokens', not {config.input.kind!r}")
+    if head is None:
+        if config.kind == "dual_encoder":
+            raise ValueError("kind 'dual_encoder' needs head 'matching', not None")
+        return
+    if head.needs_vocabulary and config.tokens is None:
         raise ValueError(
             f"head {head.kind!r} needs a vocabulary, but the input is {config.input.kind!r}"
         )
-    if isinstance(head, MaskedLMHeadConfig) and config.kind != "encoder":
-        raise ValueError(
-            f"head 'masked_lm' needs an encoder, but kind is {config.kind!r}: use head 'lm'"
-        )
-    if config.kind == "dual_encoder" and not isinstance(head, MatchingHeadConfig):
-        given = None if head is None else head.kind
-        raise ValueError(f"kind 'dual_encoder' needs head 'matching', not {given!r}")
-    if isinstance(head, MatchingHeadConfig) and config.kind != "dual_encoder":
-        raise ValueError(f"head 'matching' needs kind 'dual_encoder', not {config.kind!r}")
-    if config.kind == "dual_encoder" and not isinstance(config.input, TokenInput):
-        raise ValueError(f"kind 'dual_encoder' reads 'tokens', not {config.input.kind!r}")
-    if config.kind == "seq2seq" and not isinstance(head, LMHeadConfig | None):
-        raise ValueError(f"the head of a seq2seq model is 'lm' or null, not {head.kind!r}")
+    if config.kind not in head.models:
+        others = {"dual_encoder": "'matching'", "seq2seq": "'lm' or null"}
+        hint = f": use head {others[config.kind]}" if config.kind in others else ""
+        needed = " or ".join(map(repr, head.models))
+        raise ValueError(f"head {head.kind!r} needs kind {needed}, not {config.kind!r}{hint}")
 
 
 def check_seq2seq_keys(config: ModelConfig) -> None:

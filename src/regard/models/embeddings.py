@@ -1,14 +1,22 @@
-"""Input embeddings: token ids (b, n), vectors (b, n, width) or images (b, c, h, w) -> (b, n, d)."""
+"""Inputs of models: token ids (b, n), vectors (b, n, width) or images (b, c, h, w) -> (b, n, d).
+
+Each kind of input is a configuration, which builds the embedding below it. A new kind is these two
+classes and an entry in `InputConfig`.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from itertools import pairwise
+from typing import Annotated, Literal, NamedTuple, Self
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from regard.backends import check_mask
+from regard.models.spec import Size, StrictModel, VocabSize
 from regard.norm import Norm
 from regard.numerics import zero_padding_tokens
 
@@ -34,6 +42,88 @@ class InputEmbedding(nn.Module, ABC):
             token_type_ids: (b, n), for models with token types.
             start: Position of the first token; (b) if it differs between examples.
         """
+
+
+class EmbeddingContext(NamedTuple):
+    """The model around an embedding.
+
+    Attributes:
+        dim: Width of the tokens.
+        dropout: Dropout probability.
+        length: Maximum number of tokens; None: not limited.
+        norm: Builds the norm of the model for a width.
+        position: Builds the positional encoding of the model for a width, a length, and the rows
+            and columns of a grid or None.
+    """
+
+    dim: int
+    dropout: float
+    length: int | None
+    norm: Callable[[int], Norm]
+    position: Callable[[int, int | None, tuple[int, int] | None], nn.Module]
+
+
+class InputSpec(StrictModel, ABC):
+    """Configuration of an input."""
+
+    kind: str
+
+    @property
+    def fixed_length(self) -> int | None:
+        """Number of tokens, if it is the same for all inputs."""
+        return None
+
+    @property
+    def grid(self) -> tuple[int, int] | None:
+        """Rows and columns, if all tokens form a grid."""
+        return None
+
+    @abstractmethod
+    def count_tokens(self, x: Tensor) -> int:
+        """Number of tokens of a batch, with padding."""
+
+    @abstractmethod
+    def build(self, context: EmbeddingContext) -> InputEmbedding:
+        """Build the embedding."""
+
+
+# ------------------------------------------------------------------------------------------- tokens
+class TokenInput(InputSpec):
+    """Token ids (b, n).
+
+    Attributes:
+        vocab_size: Number of token ids.
+        embedding_dim: Width of the embedding tables, followed by a linear projection to the model
+            width. None: the model width, without a projection.
+        type_vocab_size: Number of token types (segments in BERT). 0: no token types.
+        scale_embeddings: Multiply embeddings by √d (Vaswani et al. 2017).
+        norm: Apply the model's norm to the sum of the embeddings.
+    """
+
+    kind: Literal["tokens"] = "tokens"
+    vocab_size: VocabSize
+    embedding_dim: Size | None = None
+    type_vocab_size: Annotated[int, Field(ge=0, le=1 << 16)] = 0
+    scale_embeddings: bool = False
+    norm: bool = False
+
+    def count_tokens(self, x: Tensor) -> int:
+        """See `InputSpec`."""
+        return x.numel()
+
+    def build(self, context: EmbeddingContext) -> TokenEmbedding:
+        """See `InputSpec`."""
+        dim = self.embedding_dim or context.dim
+        return TokenEmbedding(
+            self.vocab_size,
+            dim,
+            position=context.position(dim, context.length, None),
+            type_vocab_size=self.type_vocab_size,
+            scale=self.scale_embeddings,
+            norm=context.norm(dim) if self.norm else None,
+            dropout=context.dropout,
+            out_dim=None if self.embedding_dim is None else context.dim,
+        )
 
 
 class TokenEmbedding(InputEmbedding):
@@ -97,6 +187,23 @@ class TokenEmbedding(InputEmbedding):
         return self.dropout(y if self.project is None else self.project(y)), mask
 
 
+# ------------------------------------------------------------------------------------------ vectors
+class VectorInput(InputSpec):
+    """Vectors (b, n, width): features, elements of a set, values of a time series."""
+
+    kind: Literal["vectors"] = "vectors"
+    width: Size
+
+    def count_tokens(self, x: Tensor) -> int:
+        """See `InputSpec`."""
+        return x.shape[0] * x.shape[1]
+
+    def build(self, context: EmbeddingContext) -> VectorEmbedding:
+        """See `InputSpec`."""
+        position = context.position(context.dim, context.length, None)
+        return VectorEmbedding(self.width, context.dim, position=position, dropout=context.dropout)
+
+
 class VectorEmbedding(InputEmbedding):
     """Vectors (b, n, width) -> W x + b + position, (b, n, d)."""
 
@@ -123,6 +230,75 @@ class VectorEmbedding(InputEmbedding):
             )
         check_mask(mask, (x.shape[0], x.shape[1]), "mask")
         return self.dropout(self.position(self.project(zero_padding_tokens(x, mask)), start)), mask
+
+
+# ------------------------------------------------------------------------------------------- images
+class PatchInput(InputSpec):
+    """Images (b, channels, height, width), split into square patches.
+
+    Attributes:
+        patch_size: Side of a patch. Must divide height and width.
+        class_token: Prepend a learned class token.
+        stem: "linear", or "conv": a sequence of stride-2 convolutions (XCiT).
+    """
+
+    kind: Literal["patches"] = "patches"
+    height: Size
+    width: Size
+    patch_size: Size
+    channels: Size = 3
+    class_token: bool = True
+    stem: Literal["linear", "conv"] = "linear"
+
+    @model_validator(mode="after")
+    def _check_patch_size(self) -> Self:
+        size = self.patch_size
+        if self.stem == "conv" and (size < 2 or size & (size - 1)):
+            raise ValueError(f"stem 'conv' needs a patch_size that is a power of 2, not {size}")
+        if self.height % size or self.width % size:
+            raise ValueError(
+                f"patch_size {size} does not divide the image size {self.height} × {self.width}"
+            )
+        return self
+
+    @property
+    def patches(self) -> tuple[int, int]:
+        """Rows and columns of patches."""
+        return self.height // self.patch_size, self.width // self.patch_size
+
+    @property
+    def grid(self) -> tuple[int, int] | None:
+        """See `InputSpec`: the patches, unless a class token comes before them."""
+        return None if self.class_token else self.patches
+
+    @property
+    def length(self) -> int:
+        """Number of tokens of an image."""
+        rows, columns = self.patches
+        return rows * columns + self.class_token
+
+    @property
+    def fixed_length(self) -> int:
+        """See `InputSpec`."""
+        return self.length
+
+    def count_tokens(self, x: Tensor) -> int:
+        """See `InputSpec`."""
+        return len(x) * self.length
+
+    def build(self, context: EmbeddingContext) -> PatchEmbedding:
+        """See `InputSpec`."""
+        rows, columns = self.patches
+        return PatchEmbedding(
+            self.patches,
+            self.patch_size,
+            context.dim,
+            position=context.position(context.dim, rows * columns, self.patches),
+            channels=self.channels,
+            class_token=self.class_token,
+            stem=self.stem,
+            dropout=context.dropout,
+        )
 
 
 class PatchEmbedding(InputEmbedding):
@@ -204,6 +380,9 @@ def conv_stem(channels: int, dim: int, patch_size: int) -> nn.Sequential:
         conv = nn.Conv2d(a, b, 3, stride=2, padding=1, bias=False)
         modules.append(nn.Sequential(conv, nn.BatchNorm2d(b)))
     return nn.Sequential(*modules)
+
+
+InputConfig = Annotated[TokenInput | VectorInput | PatchInput, Field(discriminator="kind")]
 
 
 def refuse_token_types(token_type_ids: Tensor | None) -> None:

@@ -1,16 +1,25 @@
-"""Model heads: tokens (b, n, d) become logits, numbers or one vector."""
+"""Model heads: tokens (b, n, d) become logits, numbers or one vector.
+
+Each kind of head is a configuration, which builds the module beside it and knows the loss that it
+is trained with by default. A new kind is such a pair and an entry in `HeadConfig`.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from regard.errors import did_you_mean
+from regard.ffn import get_activation
 from regard.mixers import PMA
+from regard.models.losses import cross_entropy_loss, mse_loss
+from regard.models.spec import Size, StrictModel
 from regard.norm import Norm
 from regard.numerics import masked_softmax, zero_padding_tokens
 
@@ -128,6 +137,75 @@ class ModelHead(nn.Module, ABC):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor: ...
 
 
+class HeadContext(NamedTuple):
+    """The model around a head.
+
+    Attributes:
+        dim: Width of the tokens.
+        heads: Number of attention heads, for a pooling that attends.
+        dropout: Dropout probability.
+        norm: Builds the norm of the model for a width.
+        vocab_size: Size of the vocabulary; None: the model reads no tokens.
+        embeddings: Embedding table (vocab_size, e), to share its weights.
+    """
+
+    dim: int
+    heads: int
+    dropout: float
+    norm: Callable[[int], Norm]
+    vocab_size: int | None = None
+    embeddings: Tensor | None = None
+
+
+class HeadSpec(StrictModel, ABC):
+    """Configuration of a head.
+
+    Attributes:
+        models: Kinds of models that the head fits.
+        needs_vocabulary: Whether its outputs are the tokens of the model.
+        predicts_numbers: Whether targets are numbers, not classes.
+    """
+
+    models: ClassVar[tuple[str, ...]] = ("encoder", "decoder")
+    needs_vocabulary: ClassVar[bool] = False
+    predicts_numbers: ClassVar[bool] = False
+    kind: str
+
+    @abstractmethod
+    def build(self, context: HeadContext) -> ModelHead:
+        """Build the head."""
+
+    def loss(self, output: Any, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
+        """The mean loss over all targets: cross-entropy in nats, or mean squared error."""
+        if not self.predicts_numbers:
+            return cross_entropy_loss(output.float(), labels, label_smoothing=label_smoothing)
+        if label_smoothing:
+            raise ValueError(
+                f"label_smoothing applies to classes, and head {self.kind!r} predicts numbers."
+            )
+        return mse_loss(output.float(), labels.float())
+
+
+class LMHeadConfig(HeadSpec):
+    """Language-modelling head: logits over the vocabulary for each token, (b, n, vocab_size).
+
+    Attributes:
+        tie_weights: Share the weights of the token embeddings.
+    """
+
+    models: ClassVar[tuple[str, ...]] = ("encoder", "decoder", "seq2seq")
+    needs_vocabulary: ClassVar[bool] = True
+    kind: Literal["lm"] = "lm"
+    tie_weights: bool = True
+    bias: bool = False
+
+    def build(self, context: HeadContext) -> LMHead:
+        """See `HeadSpec`."""
+        assert context.vocab_size is not None
+        weight = context.embeddings if self.tie_weights else None
+        return LMHead(context.dim, context.vocab_size, weight=weight, bias=self.bias)
+
+
 class LMHead(ModelHead):
     """Language-modelling head: logits x Wᵀ + b over the vocabulary, (b, n, vocab_size).
 
@@ -153,6 +231,25 @@ class LMHead(ModelHead):
         return self.proj(x)
 
 
+class MaskedLMHeadConfig(HeadSpec):
+    """BERT's masked-LM head: norm(σ(W x + b)), then vocabulary logits (b, n, vocab_size)."""
+
+    models: ClassVar[tuple[str, ...]] = ("encoder",)
+    needs_vocabulary: ClassVar[bool] = True
+    kind: Literal["masked_lm"] = "masked_lm"
+    tie_weights: bool = True
+    activation: str = "gelu"
+
+    def build(self, context: HeadContext) -> MaskedLMHead:
+        """See `HeadSpec`."""
+        return MaskedLMHead(
+            context.dim,
+            LMHeadConfig(tie_weights=self.tie_weights, bias=True).build(context),
+            norm=context.norm(context.dim),
+            activation=get_activation(self.activation),
+        )
+
+
 class MaskedLMHead(ModelHead):
     """norm(σ(W x + b)), then logits over the vocabulary (Devlin et al. 2019, arXiv 1810.04805)."""
 
@@ -171,6 +268,59 @@ class MaskedLMHead(ModelHead):
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
         """See `ModelHead`."""
         return self.lm_head(self.norm(self.activation(self.transform(x)), mask))
+
+
+class SequenceClassificationHeadConfig(HeadSpec):
+    """Logits over classes for a whole sequence, (b, num_classes).
+
+    Attributes:
+        pooling: How tokens become one vector, see `POOLINGS`.
+        hidden_layer: Insert a layer tanh(W x + b) before the classifier, as in BERT.
+    """
+
+    kind: Literal["sequence_classification"] = "sequence_classification"
+    num_classes: Size
+    pooling: str = "cls"
+    hidden_layer: bool = False
+
+    def build(self, context: HeadContext) -> PredictionHead:
+        """See `HeadSpec`."""
+        return PredictionHead(
+            context.dim,
+            self.num_classes,
+            pooling=build_pooling(self.pooling, context.dim, context.heads),
+            hidden_layer=self.hidden_layer,
+            dropout=context.dropout,
+        )
+
+
+class TokenClassificationHeadConfig(HeadSpec):
+    """Logits over classes for each token, (b, n, num_classes)."""
+
+    kind: Literal["token_classification"] = "token_classification"
+    num_classes: Size
+
+    def build(self, context: HeadContext) -> PredictionHead:
+        """See `HeadSpec`."""
+        return PredictionHead(context.dim, self.num_classes, dropout=context.dropout)
+
+
+class RegressionHeadConfig(HeadSpec):
+    """Numbers for a whole sequence, (b, num_outputs), or with pooling "none" for each token."""
+
+    predicts_numbers: ClassVar[bool] = True
+    kind: Literal["regression"] = "regression"
+    num_outputs: Size = 1
+    pooling: str = "mean"
+
+    def build(self, context: HeadContext) -> PredictionHead:
+        """See `HeadSpec`."""
+        pooling = None
+        if self.pooling != "none":
+            pooling = build_pooling(self.pooling, context.dim, context.heads)
+        return PredictionHead(
+            context.dim, self.num_outputs, pooling=pooling, dropout=context.dropout
+        )
 
 
 class PredictionHead(ModelHead):
@@ -204,6 +354,33 @@ class PredictionHead(ModelHead):
         return self.out(self.dropout(x))
 
 
+class MatchingHeadConfig(HeadSpec):
+    """Logits over classes for a pair of sequences, (b, num_classes).
+
+    W₂ relu(W₁ [u, v, u ∘ v, u − v]) of the pooled sequences u and v
+    (Tay et al. 2020, arXiv 2011.04006, after Mou et al. 2016, arXiv 1512.08422).
+
+    Attributes:
+        hidden: Rows of W₁. None: the model width.
+    """
+
+    models: ClassVar[tuple[str, ...]] = ("dual_encoder",)
+    kind: Literal["matching"] = "matching"
+    num_classes: Size
+    pooling: str = "mean"
+    hidden: Size | None = None
+
+    def build(self, context: HeadContext) -> MatchingHead:
+        """See `HeadSpec`."""
+        return MatchingHead(
+            context.dim,
+            self.num_classes,
+            pooling=build_pooling(self.pooling, context.dim, context.heads),
+            hidden=self.hidden or context.dim,
+            dropout=context.dropout,
+        )
+
+
 class MatchingHead(ModelHead):
     """W₂ relu(W₁ [u, v, u ∘ v, u − v] + b₁) + b₂ of two pooled sequences u and v.
 
@@ -223,6 +400,20 @@ class MatchingHead(ModelHead):
         return self.out(self.dropout(self.hidden(torch.cat((u, v, u * v, u - v), -1)).relu()))
 
 
+class PoolingHeadConfig(HeadSpec):
+    """One vector for a whole sequence, (b, d); `normalize` scales it to length 1."""
+
+    predicts_numbers: ClassVar[bool] = True
+    kind: Literal["pooling"] = "pooling"
+    pooling: str = "mean"
+    normalize: bool = False
+
+    def build(self, context: HeadContext) -> PoolingHead:
+        """See `HeadSpec`."""
+        pooling = build_pooling(self.pooling, context.dim, context.heads)
+        return PoolingHead(pooling, normalize=self.normalize)
+
+
 class PoolingHead(ModelHead):
     """Pooled vector (b, d); `normalize` scales it to length 1."""
 
@@ -236,3 +427,15 @@ class PoolingHead(ModelHead):
         """See `ModelHead`."""
         y = pool_sequence(self.pooling, x, mask)
         return F.normalize(y, dim=-1) if self.normalize else y
+
+
+HeadConfig = Annotated[
+    LMHeadConfig
+    | MaskedLMHeadConfig
+    | SequenceClassificationHeadConfig
+    | MatchingHeadConfig
+    | TokenClassificationHeadConfig
+    | RegressionHeadConfig
+    | PoolingHeadConfig,
+    Field(discriminator="kind"),
+]

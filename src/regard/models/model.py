@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from regard.block import Layer
 from regard.errors import Unsupported, check_stream_length
-from regard.mixer import Mixer, State
+from regard.mixer import Mixer, State, evaluation_mode
 from regard.models.config import ModelConfig
 from regard.models.embeddings import InputEmbedding
 from regard.models.heads import ModelHead
@@ -331,6 +331,7 @@ class MixerCall(NamedTuple):
     context: Tensor | None
     mask: Tensor | None
     global_attention_mask: Tensor | None
+    query_mask: Tensor | None
 
     def attention_map(self) -> Tensor | None:
         """Attention map (b, h, n, m); None if the mixer has none."""
@@ -341,6 +342,7 @@ class MixerCall(NamedTuple):
             self.context,
             mask=self.mask,
             global_attention_mask=self.global_attention_mask,
+            query_mask=self.query_mask,
         )
 
 
@@ -353,16 +355,16 @@ def outer_mixers(module: nn.Module) -> list[Mixer]:
 
 
 def record_mixer_calls(module: nn.Module, *args: Any, **kwargs: Any) -> list[MixerCall]:
-    """Call a module and return the calls of its mixers, in order."""
+    """Call a module in evaluation mode and return the calls of its mixers, in order."""
     calls: list[MixerCall] = []
 
     def record(mixer: Any, args: Any, kwargs: dict[str, Any]) -> None:
         context = args[1] if len(args) > 1 else kwargs.get("context")
-        mask, global_mask = kwargs.get("mask"), kwargs.get("global_attention_mask")
-        calls.append(MixerCall(mixer, args[0], context, mask, global_mask))
+        names = ("mask", "global_attention_mask", "query_mask")
+        calls.append(MixerCall(mixer, args[0], context, *map(kwargs.get, names)))
 
     mixers = outer_mixers(module)
-    with ExitStack() as hooks:
+    with ExitStack() as hooks, evaluation_mode(module):
         for mixer in mixers:
             hooks.callback(mixer.register_forward_pre_hook(record, with_kwargs=True).remove)
         module(*args, **kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import warnings
 from collections.abc import Iterator, Mapping
@@ -33,18 +34,48 @@ def save(model: Model, folder: str | Path) -> None:
 
     Files are written to temporary names and renamed. The weights contain the configuration too, so
     that renaming model.safetensors replaces both at once; config.json is for readers.
+
+    Raises FileExistsError if the folder contains files of these names that Regard did not write.
     """
     if not isinstance(model, Model) or model.config is None:
         raise ValueError(
             "this model has no configuration: only models from `regard.models.build` can be saved"
         )
     folder = Path(folder)
+    check_replaceable(folder)
     folder.mkdir(parents=True, exist_ok=True)
     text = model.config.model_dump_json(indent=2)
     weights = {name: t.detach().cpu().contiguous() for name, t in unique_tensors(model).items()}
     content = serialize(weights, metadata={"format": "pt", METADATA_KEY: text})
     write_atomically(folder / WEIGHTS_NAME, content)
     write_atomically(folder / CONFIG_NAME, text.encode())
+
+
+def check_replaceable(folder: Path) -> None:
+    """Raise FileExistsError if saving would overwrite a file that Regard did not write."""
+    weights, config = folder / WEIGHTS_NAME, folder / CONFIG_NAME
+    try:
+        if weights.exists():
+            with open_safetensors(weights) as file:
+                ours = METADATA_KEY in (file.metadata() or {})
+        else:
+            ours = True
+        ours = ours and (not config.exists() or bool(read_config(config)))
+    except (OSError, ValueError):
+        ours = False
+    if not ours:
+        raise FileExistsError(
+            f"{folder} contains a {weights.name if weights.exists() else config.name} that Regard "
+            "did not write: save to another folder, or move the file away."
+        )
+
+
+def remove_partial_files(folder: Path) -> None:
+    """Delete the temporary files of `save` in a process that was killed."""
+    names = "|".join(map(re.escape, (WEIGHTS_NAME, CONFIG_NAME)))
+    for path in folder.iterdir() if folder.is_dir() and not folder.is_symlink() else ():
+        if re.fullmatch(rf"\.({names})\.\w{{8}}", path.name) and path.is_file():
+            path.unlink()
 
 
 def unique_tensors(model: nn.Module) -> dict[str, Tensor]:

@@ -8,8 +8,8 @@ from itertools import islice
 from typing import NamedTuple
 
 from regard.block import Block, Layer
-from regard.errors import check_choice, check_int
-from regard.residual import NormFactory
+from regard.errors import Unsupported, check_choice, check_int
+from regard.residual import NormFactory, Residual
 from regard.stack import (
     AttentionReconstructionLoss,
     AutoEncodingLoss,
@@ -22,6 +22,7 @@ from regard.stack import (
     FeedbackStack,
     FunnelStack,
     Halting,
+    LunaStack,
     MaxPoolCompression,
     MeanPoolCompression,
     MostUsedCompression,
@@ -52,17 +53,19 @@ class StackBuilder(NamedTuple):
     Attributes:
         depth: Number of layers in the configuration.
         period: Mixers and feed-forward layers repeat every `period` layers.
-        build_block: Layer index -> block.
-        build_sublayers: Layer index -> its sub-layers without residuals, for reversible stacks.
+        build_block: Layer index and number of layers to build -> block.
+        build_sublayers: The same -> its sub-layers without residuals, for reversible stacks.
         norm: Width -> norm. With `heads`, for stacks that add layers of their own.
+        residual: Width -> residual, for stacks that add residuals of their own.
     """
 
     depth: int
     period: int
-    build_block: Callable[[int], Block]
-    build_sublayers: Callable[[int], Sequence[Layer]]
+    build_block: Callable[[int, int], Block]
+    build_sublayers: Callable[[int, int], Sequence[Layer]]
     norm: NormFactory
     heads: int
+    residual: Callable[[int], Residual]
 
     def blocks(self, count: int | None = None) -> list[Block]:
         """Build `count` blocks, by default as many as the stack is deep."""
@@ -73,7 +76,7 @@ class StackBuilder(NamedTuple):
                 f"the stack has {count} blocks, which is no multiple of the {self.period} "
                 "mixers and feed-forward layers that repeat"
             )
-        return [self.build_block(index) for index in range(count)]
+        return [self.build_block(index, count) for index in range(count)]
 
 
 def sequential(builder: StackBuilder) -> Layer:
@@ -107,7 +110,8 @@ def universal(
 
 def reversible(builder: StackBuilder, *, concat: bool = False) -> Layer:
     """Reversible sub-layers; `concat` doubles the output width."""
-    sublayers = [s for index in range(builder.depth) for s in builder.build_sublayers(index)]
+    depth = builder.depth
+    sublayers = [s for index in range(depth) for s in builder.build_sublayers(index, depth)]
     return ReversibleStack(sublayers, concat=concat)
 
 
@@ -202,6 +206,25 @@ def realformer(builder: StackBuilder) -> Layer:
     return RealFormerStack(builder.blocks())
 
 
+def luna(builder: StackBuilder) -> Layer:
+    """Luna: the packed sequence is passed on from block to block."""
+    return LunaStack(builder.blocks(), residual=builder.residual)
+
+
+def mixers_stack(builder: StackBuilder) -> Layer:
+    """The stack that the mixers bring along, `sequential` for most."""
+    blocks = builder.blocks()
+    names = {block.mixer.stack_name for block in blocks}
+    special = sorted(names - {"sequential"})
+    if len(special) > 1:
+        raise Unsupported(
+            f"the mixers need different stacks, {' and '.join(special)}: "
+            "use one of these mixers in all layers"
+        )
+    name = special[0] if special else "sequential"
+    return STACKS[name](builder._replace(build_block=lambda index, count: blocks[index]))
+
+
 STACKS: Mapping[str, Callable[..., Layer]] = {
     "sequential": sequential,
     "shared": weight_sharing,
@@ -212,5 +235,6 @@ STACKS: Mapping[str, Callable[..., Layer]] = {
     "feedback": feedback,
     "funnel": funnel,
     "realformer": realformer,
+    "luna": luna,
     "class_attention": class_attention,
 }

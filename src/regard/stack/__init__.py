@@ -17,6 +17,7 @@ from regard.stack.compressive import (
 from regard.stack.early_exit import EarlyExitOutput, EarlyExitStack
 from regard.stack.feedback import FeedbackStack
 from regard.stack.funnel import FunnelStack
+from regard.stack.luna import LunaStack
 from regard.stack.realformer import RealFormerStack
 from regard.stack.reversible import ReversibleStack
 from regard.stack.segments import (
@@ -53,6 +54,7 @@ __all__ = [
     "FunnelStack",
     "Halting",
     "HiddenStateMemory",
+    "LunaStack",
     "MaxPoolCompression",
     "MeanPoolCompression",
     "MixerSublayer",

@@ -128,7 +128,8 @@ class EarlyExitStack(Layer):
         else:
             output = self._run_exits(x, inputs, states)
             record_aux("depth", lambda: output.depth)
-            x = output.tokens
+            # tokens that left early wait in the states, which must not be views of the output
+            x = output.tokens if state is None else output.tokens.clone()
         return x, None if state is None else EarlyExitState(tuple(states))
 
     def predict(

@@ -98,7 +98,7 @@ class FunnelStack(Layer):
                 block = _require_cross_attention(group[0])
                 prepare = block.mixer_residual.prepare
                 q, kv = prepare(short, short_mask), prepare(x, inputs.mask)
-                y = block.mixer(q, kv, mask=inputs.mask)
+                y = block.mixer(q, kv, mask=inputs.mask, query_mask=short_mask)
                 short = block.finish(short, y, short_inputs)
                 group = group[1:]
             x, _ = run_layers(group, short, short_inputs, None)

@@ -166,6 +166,8 @@ class SegmentStack(Layer):
     ) -> tuple[Tensor, SegmentState | None]:
         """See `Layer`. A whole sequence is all its segments, the first with an empty memory."""
         current = self.initial_state() if state is None else state
+        if state is not None:
+            x = x.clone()  # the first layer's memory must not be a view of the caller's tokens
         outputs = [x[:, :0]]
         for chunk, mask in self._split(x, inputs.mask, current.position):
             y, current = self._step(chunk, inputs._replace(mask=mask), current)

@@ -45,14 +45,15 @@ class MixerSublayer(Layer):
 
 
 class CrossAttentionSublayer(Layer):
-    """dropout(mixer(norm(x), context))."""
+    """dropout(mixer(norm(x), context)). Causal if the mixer has the capability
+    `independent_queries`."""
 
     def __init__(
         self, mixer: Mixer, *, norm: NormFactory = LayerNorm, dropout: float = 0.0
     ) -> None:
-        check_cross_attention(mixer)
+        check_cross_attention(mixer, causal=False)
         can = Can("global_attention_mask", maps=NO_ATTENTION_MAP)
-        super().__init__(mixer.dim, can=can, causal=True)
+        super().__init__(mixer.dim, can=can, causal=mixer.can.independent_queries)
         self.norm, self.mixer, self.dropout = norm(self.dim), mixer, nn.Dropout(dropout)
 
     def initial_state(self) -> State:
@@ -61,7 +62,8 @@ class CrossAttentionSublayer(Layer):
 
     def run(self, x: Tensor, inputs: LayerInputs, state: State) -> tuple[Tensor, State]:
         """See `Layer`."""
-        y = self.mixer(self.norm(x, inputs.mask), inputs.context, mask=inputs.context_mask)
+        y = self.norm(x, inputs.mask)
+        y = self.mixer(y, inputs.context, mask=inputs.context_mask, query_mask=inputs.mask)
         return self.dropout(y), state
 
 
@@ -95,6 +97,7 @@ def build_sublayers(
     """Sub-layers of a block: mixer, cross-attention, feed-forward."""
     sublayers: list[Layer] = [MixerSublayer(mixer, norm=norm, dropout=dropout)]
     if cross is not None:
+        check_cross_attention(cross, causal=mixer.causal)
         sublayers.append(CrossAttentionSublayer(cross, norm=norm, dropout=dropout))
     if ffn is not None:
         sublayers.append(FeedForwardSublayer(ffn, norm=norm, dropout=dropout))
