@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -24,11 +26,30 @@ def read_json(path: Path) -> Any:
 
 def write_json(path: Path, value: Any) -> None:
     """Write a JSON file atomically: to a temporary name, flushed, then renamed."""
-    partial = path.with_name(f"{PARTIAL_PREFIX}{path.name}")
-    partial.write_text(json.dumps(value, indent=1, allow_nan=False), encoding="utf-8")
-    flush_to_disk(partial)
-    partial.replace(path)
+    write_text(path, json.dumps(value, indent=1, allow_nan=False))
     flush_to_disk(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically: to a temporary name, flushed, then renamed."""
+    partial = path.with_name(f"{PARTIAL_PREFIX}{path.name}")
+    if partial.is_symlink():
+        partial.unlink()  # or its target would be written
+    with name_file(path):
+        partial.write_text(text, encoding="utf-8")
+        flush_to_disk(partial)
+        partial.replace(path)
+
+
+@contextmanager
+def name_file(path: Path) -> Iterator[None]:
+    """Add the path to errors that have none, such as a full disk."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None:
+            error.filename = str(path)
+        raise
 
 
 def flush_to_disk(path: Path) -> None:

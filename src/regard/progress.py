@@ -40,12 +40,13 @@ def progress_bar(*, quiet: bool = False, count: bool = False) -> Iterator[Progre
         count: Show "3/12" instead of a percentage.
     """
     from rich import progress as rich_progress
-    from rich.console import Console
 
-    console = Console(stderr=True)
+    from regard.console import PlainConsole
+
+    console = PlainConsole(stderr=True)
     visible = console.is_terminal and not quiet
     columns = (
-        rich_progress.TextColumn("{task.description}"),
+        rich_progress.TextColumn("{task.description}", markup=False),
         rich_progress.BarColumn(),
         rich_progress.MofNCompleteColumn() if count else rich_progress.TaskProgressColumn(),
         rich_progress.TimeElapsedColumn(),
