@@ -3,19 +3,34 @@
 from __future__ import annotations
 
 import inspect
+import re
+import warnings
+from functools import lru_cache
+from importlib import metadata
 from typing import Any
 
 from regard.errors import did_you_mean
-from regard.tasks.base import IGNORE_INDEX, Batch, Example, Task
+from regard.tasks.base import IGNORE_INDEX, Batch, Example, ModelNeeds, Task, TokenTask
 from regard.tasks.byte_text import ByteTextClassification
 from regard.tasks.image_classification import ImageClassification
+from regard.tasks.image_folder import ImageFolder
 from regard.tasks.language_modeling import LanguageModeling
 from regard.tasks.listops import ListOps
+from regard.tasks.masked_language_modeling import MaskedLanguageModeling
+from regard.tasks.metrics import MeanMetric, Metric, UndefinedMetric
 from regard.tasks.pathfinder import Pathfinder
 from regard.tasks.probes import CopyTask, DyckTask, ParityTask, RecallTask, SelectiveCopyTask
+from regard.tasks.processors import Prediction, Processor, TextProcessor
+from regard.tasks.regression import Regression
 from regard.tasks.retrieval import TextRetrieval
+from regard.tasks.sound_folder import SoundFolder
+from regard.tasks.speakers import SpeakerTagging
+from regard.tasks.tagging import Tagging
 from regard.tasks.text_classification import TextClassification
-from regard.tasks.tokenizers import TextProcessor, processor_from_dict
+from regard.tasks.translation import Translation
+
+ENTRY_POINT_GROUP = "regard.tasks"
+NAME = re.compile(r"[a-zA-Z][\w-]*")
 
 TASKS: dict[str, type[Task]] = {
     "copy": CopyTask,
@@ -24,7 +39,14 @@ TASKS: dict[str, type[Task]] = {
     "parity": ParityTask,
     "dyck": DyckTask,
     "classify": TextClassification,
+    "regress": Regression,
+    "tag": Tagging,
+    "image_folder": ImageFolder,
+    "sound_folder": SoundFolder,
     "lm": LanguageModeling,
+    "speakers": SpeakerTagging,
+    "seq2seq": Translation,
+    "mlm": MaskedLanguageModeling,
     "listops": ListOps,
     "pathfinder": Pathfinder,
     "image": ImageClassification,
@@ -37,20 +59,91 @@ __all__ = [
     "TASKS",
     "Batch",
     "Example",
+    "MeanMetric",
+    "Metric",
+    "ModelNeeds",
+    "Prediction",
+    "Processor",
     "Task",
     "TextProcessor",
+    "TokenTask",
+    "UndefinedMetric",
     "create_task",
-    "processor_from_dict",
+    "find_task",
+    "list_tasks",
+    "register_task",
 ]
 
 
-def create_task(name: str, /, **arguments: Any) -> Task:
-    """Create a task by name: `create_task("recall", length=256, pairs=32)`."""
+def register_task(name: str, task: type[Task]) -> None:
+    """Make a task known by name, for `create_task` and the command line.
+
+    Other packages do so with an entry point of the group "regard.tasks" instead, which also works
+    in the processes that a comparison starts.
+    """
+    if not isinstance(name, str) or not NAME.fullmatch(name):
+        raise ValueError(
+            f"The name of a task has letters, digits, '_' and '-', and starts with a letter: "
+            f"not {name!r}."
+        )
+    if not isinstance(task, type) or not issubclass(task, Task):
+        raise TypeError(f"Task {name!r} must be a subclass of regard.tasks.Task, not {task!r}.")
+    if missing := sorted(getattr(task, "__abstractmethods__", ())):
+        raise TypeError(f"Task {name!r}: {task.__name__} does not define {', '.join(missing)}.")
+    known = TASKS.get(name)
+    # a notebook may define the class again
+    is_same = known is not None and known.__qualname__ == task.__qualname__
+    if known is not None and not (is_same and task.__module__ in (known.__module__, "__main__")):
+        raise ValueError(f"Task {name!r} is already registered by {known.__module__}.")
+    TASKS[name] = task
+
+
+@lru_cache(1)
+def _load_entry_points() -> None:
+    """Register the tasks of other packages."""
+    for entry in metadata.entry_points(group=ENTRY_POINT_GROUP):
+        try:
+            register_task(entry.name, entry.load())
+        except Exception as error:  # a broken package must not hide the other tasks
+            warnings.warn(
+                f"Could not load task {entry.name!r} from {entry.value!r}: {error}", stacklevel=2
+            )
+
+
+def list_tasks() -> list[str]:
+    """Names of all tasks, those of other packages included."""
+    _load_entry_points()
+    return sorted(TASKS)
+
+
+def find_task(name: str) -> type[Task]:
+    """The class of a task by name."""
+    if name not in TASKS:
+        _load_entry_points()
     if name not in TASKS:
         raise ValueError(f"No task {name!r}: {did_you_mean(str(name), TASKS)}")
-    known = inspect.signature(TASKS[name]).parameters
+    return TASKS[name]
+
+
+def create_task(name: str, /, **arguments: Any) -> Task:
+    """Create a task by name: `create_task("recall", length=256, pairs=32)`.
+
+    Unknown and missing arguments are a TypeError that names the closest match.
+    """
+    task = find_task(name)
+    known = inspect.signature(task).parameters
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in known.values())
     for argument in arguments:
-        if argument not in known:
+        if argument not in known and not takes_all:
             hint = did_you_mean(argument, known)
             raise TypeError(f"Task {name!r} takes no argument {argument!r}: {hint}")
-    return TASKS[name](**arguments)
+    missing = [
+        each.name
+        for each in known.values()
+        if each.default is each.empty
+        and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
+        and each.name not in arguments
+    ]
+    if missing:
+        raise TypeError(f"Task {name!r} needs the arguments {', '.join(missing)}.")
+    return task(**arguments)

@@ -1,15 +1,19 @@
 """The base class of tasks.
 
+A task is all that an application is, beside the mixer: examples, what it asks of a model, a loss,
+metrics, predictions, baselines, and how a person sees an example.
+
 Examples are numbered, and number i of a split is always the same example. So a run can resume
 anywhere, and on any number of processes, without saving the state of a data loader.
 """
 
 from __future__ import annotations
 
-import math
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -17,37 +21,69 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.errors import check_choice, check_int
-from regard.models.losses import IGNORE_INDEX as IGNORE_INDEX, cross_entropy_loss
-from regard.tasks.tokenizers import TextProcessor
+from regard.models.config import (
+    HeadConfig,
+    InputConfig,
+    LMHeadConfig,
+    MatchingHeadConfig,
+    SequenceClassificationHeadConfig,
+    StrictModel,
+    TokenClassificationHeadConfig,
+    TokenInput,
+)
+from regard.models.losses import IGNORE_INDEX as IGNORE_INDEX
+from regard.tasks.baselines import CONSTANT, Baseline, constant
+from regard.tasks.metrics import Accuracy, Bits, MacroF1, Metric, Perplexity
+from regard.tasks.processors import Prediction, Processor
+from regard.tasks.rendering import Rendered, RenderedText
+
+if TYPE_CHECKING:
+    from regard.models import Model
 
 SPLITS = ("train", "valid", "test")
 OUTPUTS = ("sequence", "token", "pair")
+LABELS = "labels"  # the name of the target of the default losses and metrics
+MAX_PERMUTED = 1 << 20  # examples; a permutation of more would take long
+MASKS = {"x": "mask", "source": "mask", "target": "target_mask"}  # of the inputs that have one
 
 
 class Example(NamedTuple):
     """One example.
 
     Attributes:
-        tokens: (n) of int64, or (2, n) for a pair, the shorter sequence padded with 0.
-        target: A scalar, or (n) for a target per token with IGNORE_INDEX where there is none.
+        inputs: Tensors by the names of the arguments of the model: `x` with tokens (n) of int64,
+            vectors (n, width), an image (channels, height, width) or a pair (2, n), padded with 0;
+            or `source` and `target` with tokens (m) and (n).
+        targets: Tensors by name. The default losses and metrics read `labels`: a class, (n) classes
+            with IGNORE_INDEX where there is none, or numbers (o).
     """
 
-    tokens: Tensor
-    target: Tensor
+    inputs: dict[str, Tensor]
+    targets: dict[str, Tensor]
 
 
-class Batch(NamedTuple):
-    """Examples padded at the end to the same length.
+@dataclass(frozen=True)
+class Batch:
+    """Several examples.
 
     Attributes:
-        tokens: (b, n) of int64, or (b, 2, n) for pairs.
-        mask: Same shape as tokens, True = real token, False = padding. None: no padding.
-        target: (b), or (b, n) with IGNORE_INDEX where there is no target.
+        inputs: Keyword arguments of the model, with a mask (True = keep) for each sequence that is
+            padded in some example, else None.
+        targets: The targets of the examples.
     """
 
-    tokens: Tensor
-    mask: Tensor | None
-    target: Tensor
+    inputs: dict[str, Tensor | None]
+    targets: dict[str, Tensor]
+
+    @property
+    def size(self) -> int:
+        """Number of examples."""
+        return next(len(each) for each in self.inputs.values() if each is not None)
+
+    @property
+    def device(self) -> torch.device:
+        """Device of the inputs."""
+        return next(each.device for each in self.inputs.values() if each is not None)
 
     def to(self, device: torch.device) -> Batch:
         """The same batch on another device; copied to CUDA without waiting, from pinned memory."""
@@ -57,42 +93,45 @@ class Batch(NamedTuple):
                 return tensor.pin_memory().to(device, non_blocking=True)
             return tensor.to(device)
 
-        mask = None if self.mask is None else move(self.mask)
-        return Batch(move(self.tokens), mask, move(self.target))
+        inputs = {name: None if each is None else move(each) for name, each in self.inputs.items()}
+        return Batch(inputs, {name: move(each) for name, each in self.targets.items()})
 
-    def count_tokens(self) -> int:
-        """Number of tokens without padding."""
-        return self.tokens.numel() if self.mask is None else int(self.mask.sum())
+
+class ModelNeeds(StrictModel):
+    """What a task asks of a model.
+
+    Attributes:
+        kind: Kind of model; see `regard.models.ModelConfig`.
+        input: What the model reads.
+        head: What it returns. None: the tokens (b, n, d).
+        length: Maximum number of tokens.
+        target: seq2seq only: input of the decoder. None: shares the embedding of the encoder.
+    """
+
+    kind: Literal["encoder", "decoder", "seq2seq", "dual_encoder"]
+    input: InputConfig
+    head: HeadConfig | None
+    length: int
+    target: TokenInput | None = None
 
 
 class Task(ABC):
-    """What a model learns: numbered examples, a loss and a metric.
-
-    Args:
-        vocab_size: Number of different tokens; token 0 is padding.
-        classes: Number of different targets.
-        length: Maximum length of an example.
+    """Examples, what the model reads and answers, how well it did, and how a person sees it.
 
     Attributes:
-        output: What has a target: "sequence", "token" (each), or "pair" (of sequences).
-        causal: Whether a target may only depend on tokens up to its own position.
-        metric: "accuracy", or "bits_per_token", "bits_per_byte", "bits_per_character".
-        is_language_model: Whether targets are tokens, so that the model can generate.
-        target_units: (classes), the bytes or characters of each target; None: 1.
-        processor: Turns texts into tokens; saved with a trained model. None: no texts.
+        needs: What the task asks of a model.
+        metrics: What is measured. The first decides which model is better.
+        processor: Turns raw inputs into those of the model, and its outputs into predictions; saved
+            with a trained model. None: the inputs exist only in the task.
     """
 
-    output: str = "sequence"
-    causal: bool = False
-    metric: str = "accuracy"
-    is_language_model: bool = False
-    target_units: Tensor | None = None
-    processor: TextProcessor | None = None
+    metrics: tuple[Metric, ...]
+    processor: Processor | None = None
 
-    def __init__(self, *, vocab_size: int, classes: int, length: int) -> None:
-        check_int(1, vocab_size=vocab_size, classes=classes, length=length)
-        check_choice("output", self.output, OUTPUTS)
-        self.vocab_size, self.classes, self.length = vocab_size, classes, length
+    @property
+    @abstractmethod
+    def needs(self) -> ModelNeeds:
+        """What the task asks of a model."""
 
     @abstractmethod
     def size(self, split: str) -> int:
@@ -102,56 +141,235 @@ class Task(ABC):
     def example(self, split: str, index: int) -> Example:
         """Example `index` of a split; always the same."""
 
-    @abstractmethod
-    def show(self, example: Example) -> str:
-        """An example as text for the terminal."""
-
-    def batch(self, split: str, indices: Sequence[int]) -> Batch:
-        """Several examples as a batch."""
-        return collate([self.example(split, index) for index in indices])
-
-    def loss(self, logits: Tensor, target: Tensor) -> Tensor:
-        """Mean cross-entropy in nats over all targets; logits (b, classes) or (b, n, classes)."""
-        return cross_entropy_loss(logits.float(), target)
-
-    def count_targets(self, target: Tensor) -> int:
-        """Number of targets that `loss` is the mean of."""
-        return int((target != IGNORE_INDEX).sum())
-
-    def score(self, logits: Tensor, target: Tensor) -> tuple[float, int]:
-        """Sum of the metric over a batch, and the count to divide it by."""
-        has_target, count = target != IGNORE_INDEX, self.count_targets(target)
-        if self.metric == "accuracy":
-            return float(((logits.argmax(-1) == target) & has_target).sum()), count
-        bits = float(self.loss(logits, target)) * count / math.log(2)
-        if self.target_units is not None:
-            units = self.target_units.to(target.device)[target.clamp(min=0)]
-            count = int(units.masked_fill(~has_target, 0).sum())
-        return bits, count
-
-    def processor_dict(self) -> dict[str, Any]:
-        """The text processor as JSON, for `regard.tasks.processor_from_dict`; empty without one."""
-        return {} if self.processor is None else self.processor.to_dict()
+    # ------------------------------------------------------------------------------- learning
+    @property
+    def length(self) -> int:
+        """Maximum number of tokens of an example."""
+        return self.needs.length
 
     @property
-    def larger_is_better(self) -> bool:
-        """Whether a larger metric is better."""
-        return self.metric == "accuracy"
+    def metric(self) -> Metric:
+        """The metric that decides."""
+        return self.metrics[0]
+
+    def collate(self, examples: Sequence[Example]) -> Batch:
+        """Combine examples into a batch; see `collate`."""
+        return collate(examples)
+
+    def batch(self, split: str, indices: Sequence[int]) -> Batch:
+        """Several examples of a split as a batch."""
+        return self.collate([self.example(split, index) for index in indices])
+
+    def loss(self, output: Any, batch: Batch, *, label_smoothing: float = 0.0) -> Tensor:
+        """The mean loss over all targets of a batch.
+
+        By default that of the head: the cross-entropy in nats, or the mean squared error.
+
+        Args:
+            output: What the model returned.
+            label_smoothing: Probability that is spread over all classes; of the cross-entropy only.
+        """
+        head = self.needs.head
+        if head is None:
+            raise ValueError("A task without a head needs a loss of its own.")
+        return head.loss(output, batch.targets[LABELS], label_smoothing)
+
+    def count_targets(self, batch: Batch) -> int:
+        """Number of targets that `loss` is the mean of."""
+        labels = batch.targets[LABELS]
+        return int((labels != IGNORE_INDEX).sum()) if labels.dtype == torch.int64 else len(labels)
+
+    def count_tokens(self, batch: Batch) -> int:
+        """Number of tokens that the model reads, without padding; of an image, its patches."""
+        total = 0
+        for name, mask_name in MASKS.items():
+            x, mask = batch.inputs.get(name), batch.inputs.get(mask_name)
+            if x is None:
+                continue
+            if mask is not None:
+                total += int(mask.sum())
+            else:
+                source = self.needs.target if name == "target" else None
+                total += (source or self.needs.input).count_tokens(x)
+        return total
+
+    # ----------------------------------------------------------------------------- evaluation
+    def classes_of(self, split: str) -> np.ndarray | None:
+        """The class of each example, (size), to sample all classes alike; None: there are none, or
+        the examples are generated."""
+        return None
+
+    def sample(self, split: str, count: int) -> np.ndarray:
+        """`count` random examples of a split, always the same: their indices (count).
+
+        Every class has its share (`classes_of`), and the first part of a sample is a sample.
+        """
+        size = self.size(split)
+        rng, count = np.random.default_rng([SPLITS.index(split), size]), min(count, size)
+        classes = self.classes_of(split)
+        if classes is None and size > max(MAX_PERMUTED, 4 * count):
+            drawn = rng.integers(size, size=2 * count)  # with few copies, of which enough remain
+            return np.array(list(dict.fromkeys(drawn.tolist()))[:count])
+        if classes is None:
+            return rng.permutation(size)[:count]
+        shuffled = rng.permutation(size)
+        by_class = shuffled[np.argsort(classes[shuffled], kind="stable")]
+        sizes = np.bincount(classes)
+        rank = np.arange(size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+        # example r of a class with s examples comes after the fraction (r + u) / s of the others
+        offset = rng.random(len(sizes))
+        place = (rank + np.repeat(offset, sizes)) / np.repeat(sizes, sizes)
+        return by_class[np.argsort(place, kind="stable")][:count]
+
+    def predict(self, model: Model, batch: Batch) -> list[Prediction]:
+        """A prediction for each example, of JSON values.
+
+        By default that of the processor, or else the class with the largest logit.
+        """
+        if self.processor is not None:
+            return self.processor.predict(model, batch.inputs)
+        chosen = model(**batch.inputs).argmax(-1).tolist()
+        name = "label" if batch.targets[LABELS].dim() == 1 else "labels"
+        return [{name: each} for each in chosen]
+
+    def baselines(self) -> Mapping[str, Baseline]:
+        """Models without a network that a user would take instead, by name.
+
+        Each maps indices of test examples to the statistics of the first metric. It may raise an
+        ImportError or a ValueError, whose message is shown instead of a score.
+        """
+        return {CONSTANT: partial(constant, self)}
+
+    # ----------------------------------------------------------------------------- for people
+    def notes(self) -> list[str]:
+        """Sentences about the data for the user: rows left out, copies across splits."""
+        return []
+
+    @abstractmethod
+    def render(self, example: Example, prediction: Prediction | None = None) -> Rendered:
+        """An example, and what a model predicts for it, for a person."""
+
+    # --------------------------------------------------------------------------------- saving
+    @classmethod
+    def load_processor(cls, content: Mapping[str, Any]) -> Processor:
+        """The processor whose `to_dict` was saved with a trained model."""
+        raise ValueError("This task has no processor: its inputs exist only in the task.")
+
+
+class TokenTask(Task):
+    """A task on token ids with classes as targets.
+
+    Args:
+        vocab_size: Number of different tokens; token 0 is padding.
+        classes: Number of different targets.
+        length: Maximum length of an example.
+
+    Attributes:
+        output: What has a target: "sequence", "token" (each), or "pair" (of sequences).
+        causal: Whether a target may only depend on tokens up to its own position.
+        is_language_model: Whether targets are tokens, so that the model can generate.
+    """
+
+    output: str = "sequence"
+    causal: bool = False
+    is_language_model: bool = False
+
+    def __init__(self, *, vocab_size: int, classes: int, length: int) -> None:
+        check_int(1, vocab_size=vocab_size, classes=classes, length=length)
+        check_choice("output", self.output, OUTPUTS)
+        self.vocab_size, self.classes, self._length = vocab_size, classes, length
+        self.metrics = (Accuracy(), MacroF1(classes))
+        if self.is_language_model:
+            self.metrics = (Bits(), Perplexity())
+
+    @property
+    def needs(self) -> ModelNeeds:
+        """See `Task`: an encoder, a decoder or a dual encoder with the head of the output."""
+        head: HeadConfig
+        kind: Literal["encoder", "decoder", "dual_encoder"]
+        kind = "decoder" if self.causal else "encoder"
+        if self.output == "pair":
+            kind, head = "dual_encoder", MatchingHeadConfig(num_classes=self.classes)
+        elif self.output == "sequence":
+            pooling = "last" if self.causal else "mean"
+            head = SequenceClassificationHeadConfig(num_classes=self.classes, pooling=pooling)
+        elif self.is_language_model:
+            head = LMHeadConfig()
+        else:
+            head = TokenClassificationHeadConfig(num_classes=self.classes)
+        tokens = TokenInput(vocab_size=self.vocab_size)
+        return ModelNeeds(kind=kind, input=tokens, head=head, length=self._length)
+
+    @property
+    def length(self) -> int:
+        """See `Task`."""
+        return self._length
+
+
+def with_prediction(text: str, prediction: Prediction | None) -> RenderedText:
+    """A text, with a prediction in a line below."""
+    if prediction is None:
+        return RenderedText(text)
+    shown = ", ".join(
+        f"{name} {value:.3g}" if isinstance(value, float) else f"{name} {value}"
+        for name, value in prediction.items()
+        if not isinstance(value, Mapping)
+    )
+    return RenderedText(f"{text}\npredicted: {shown}")
 
 
 def collate(examples: Sequence[Example]) -> Batch:
-    """Pad examples to the longest: tokens with 0, per-token targets with IGNORE_INDEX."""
+    """Combine examples into a batch.
+
+    Sequences are padded at the end to the longest: tokens (n) and pairs (2, n) with 0, vectors
+    (n, width) with 0, targets per token with IGNORE_INDEX. Images must have equal sizes.
+    """
     if not examples:
         raise ValueError("A batch needs at least one example.")
-    lengths = torch.tensor([e.tokens.shape[-1] for e in examples])
+    inputs: dict[str, Tensor | None] = {}
+    for name in examples[0].inputs:
+        tensors = [example.inputs[name] for example in examples]
+        padded, mask = pad_sequences(name, tensors)
+        inputs[name] = padded
+        if name in MASKS:
+            inputs[MASKS[name]] = mask
+    targets = {}
+    for name in examples[0].targets:
+        tensors = [example.targets[name] for example in examples]
+        longest = max(each.shape[0] if each.dim() else 0 for each in tensors)
+        if tensors[0].dim() == 1 and not tensors[0].is_floating_point():
+            tensors = [
+                F.pad(each, (0, longest - len(each)), value=IGNORE_INDEX) for each in tensors
+            ]
+        targets[name] = torch.stack(tensors)
+    return Batch(inputs, targets)
+
+
+def pad_sequences(name: str, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Stack inputs, padded to the longest sequence, and their mask; None if nothing is padded."""
+    first = tensors[0]
+    if first.is_floating_point() and first.dim() != 2:
+        if any(each.shape != first.shape for each in tensors):
+            shapes = sorted({tuple(each.shape) for each in tensors})
+            raise ValueError(
+                f"Input {name!r} has examples of different sizes, {shapes[0]} and {shapes[1]}: "
+                "resize them to one size."
+            )
+        return torch.stack(list(tensors)), None
+    axis, before = (0, (0, 0, 0)) if first.is_floating_point() else (-1, (0,))
+    lengths = torch.tensor([each.shape[axis] for each in tensors])
     longest = int(lengths.max())
-    tokens = torch.stack([F.pad(e.tokens, (0, longest - e.tokens.shape[-1])) for e in examples])
-    is_pair = tokens.dim() == 3  # each sequence of a pair has its own padding
-    mask = tokens != 0 if is_pair else torch.arange(longest) < lengths[:, None]
-    targets = [e.target for e in examples]
-    if targets[0].dim():
-        targets = [F.pad(t, (0, longest - len(t)), value=IGNORE_INDEX) for t in targets]
-    return Batch(tokens, None if mask.all() else mask, torch.stack(targets))
+    rows = [F.pad(each, (*before, longest - each.shape[axis])) for each in tensors]
+    if len({row.shape for row in rows}) > 1:
+        widths = sorted({tuple(each.shape) for each in tensors})
+        raise ValueError(
+            f"Input {name!r} has examples of shapes {widths[0]} and {widths[-1]}: sequences may "
+            "differ in length only."
+        )
+    padded = torch.stack(rows)
+    is_pair = axis == -1 and padded.dim() == 3  # each sequence of a pair has its own padding
+    mask = padded != 0 if is_pair else torch.arange(longest) < lengths[:, None]
+    return padded, None if mask.all() else mask
 
 
 def check_index(split: str, index: int, size: int) -> None:
@@ -169,3 +387,8 @@ def example_rng(seed: int, split: str, index: int) -> np.random.Generator:
 def to_int64(values: Sequence[int] | np.ndarray) -> Tensor:
     """Integers as a tensor of int64."""
     return torch.as_tensor(np.asarray(values, dtype=np.int64))
+
+
+def token_example(tokens: Sequence[int] | np.ndarray, labels: int | np.ndarray) -> Example:
+    """An example of a `TokenTask`."""
+    return Example({"x": to_int64(tokens)}, {LABELS: to_int64(np.asarray(labels))})

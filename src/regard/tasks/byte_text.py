@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from regard.errors import check_int, did_you_mean
-from regard.tasks.base import SPLITS, Example
+from regard.tasks.base import SPLITS, Example, with_prediction
 from regard.tasks.dataset_files import (
     BUILT_IN,
     HELD_OUT,
@@ -24,6 +24,8 @@ from regard.tasks.example_source import (
     StoredExamples,
     check_generated_only,
 )
+from regard.tasks.processors import Prediction
+from regard.tasks.rendering import Rendered
 from regard.tasks.synthetic_reviews import MIN_BYTES, generate_review
 
 VOCAB_SIZE = 257  # bytes and padding
@@ -87,11 +89,12 @@ class ByteTextClassification(SourceTask):
 
         return StoredExamples({split: len(texts) for split, texts in splits.items()}, get)
 
-    def show(self, example: Example) -> str:
+    def render(self, example: Example, prediction: Prediction | None = None) -> Rendered:
         """The text and its class."""
         source = "generated review" if self.data == BUILT_IN else f"text of {self.data}"
-        name = self.names[int(example.target)]
-        return f"{wrap_bytes(example.tokens.numpy())}\n{source}: {name}"
+        name = self.names[int(example.targets["labels"])]
+        text = wrap_bytes(example.inputs["x"].numpy())
+        return with_prediction(f"{text}\n{source}: {name}", prediction)
 
 
 def encode_bytes(text: str, length: int) -> np.ndarray:

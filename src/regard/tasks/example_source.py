@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 
 from regard.errors import check_choice, check_int
-from regard.tasks.base import SPLITS, Example, Task, check_index, example_rng, to_int64
+from regard.tasks.base import SPLITS, Example, TokenTask, check_index, example_rng, token_example
 
 SIZES = {"train": 1 << 40, "valid": 512, "test": 2048}  # training never sees an example twice
 CHUNK = 4096  # random numbers per call of the generator
@@ -55,7 +55,7 @@ class GeneratedExamples(ExampleSource):
         """See `ExampleSource`."""
         rng = example_rng(self.seed, split, index)
         tokens, target = self.draws[split](rng)
-        return Example(to_int64(tokens), to_int64(np.asarray(target)))
+        return token_example(tokens, target)
 
 
 class StoredExamples(ExampleSource):
@@ -81,10 +81,10 @@ class StoredExamples(ExampleSource):
         """See `ExampleSource`."""
         check_index(split, index, self.size(split))
         tokens, target = self.get(split, int(self.order[split][index]))
-        return Example(to_int64(tokens), to_int64(np.asarray(target)))
+        return token_example(tokens, target)
 
 
-class SourceTask(Task):
+class SourceTask(TokenTask):
     """A task whose examples come from an `ExampleSource`."""
 
     def __init__(

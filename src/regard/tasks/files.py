@@ -102,7 +102,7 @@ def open_text(path: Path, encoding: str = "utf-8") -> Iterator[IO[str]]:
     with open_bytes(path) as file:
         try:
             yield io.TextIOWrapper(file, encoding=codec, newline="")
-        except UnicodeDecodeError as error:
+        except UnicodeError as error:
             for _ in decode_chunks(read_chunks(path), str(path), encoding):
                 pass  # raises an error with the position
             raise ValueError(f"{path} is not {encoding}: {error}") from None
@@ -125,6 +125,8 @@ def decode_chunks(chunks: Iterable[bytes], where: str, encoding: str = "utf-8") 
             raise ValueError(
                 f"{where} is not {encoding}: byte 0x{byte:02x} at offset {at}, line {line}; {hint}"
             ) from None
+        except UnicodeError as error:  # UTF-16 without a byte-order mark has no position
+            raise ValueError(f"{where} is not {encoding}: {error}") from None
         yield text if started else text.removeprefix("\ufeff")  # the byte-order mark
         offset, line, started = offset + len(chunk), line + text.count("\n"), started or bool(text)
 
@@ -132,8 +134,10 @@ def decode_chunks(chunks: Iterable[bytes], where: str, encoding: str = "utf-8") 
 def is_utf8(encoding: str) -> bool:
     """Whether an encoding is UTF-8; raises a ValueError for unknown encodings."""
     try:
+        "".encode(encoding)  # not an encoding of bytes, such as base64
+        codecs.getincrementaldecoder(encoding)
         return codecs.lookup(encoding).name in ("utf-8", "utf-8-sig")
-    except LookupError:
+    except (LookupError, ValueError):  # ValueError: a name with NUL or half of a surrogate pair
         known = ("utf-8", "utf-16", "latin-1", "cp1252", "ascii", "shift_jis", "gb18030")
         raise ValueError(f"No encoding {encoding!r}: {did_you_mean(encoding, known)}") from None
 

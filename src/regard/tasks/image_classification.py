@@ -19,7 +19,9 @@ from regard.tasks.example_source import (
     check_generated_only,
 )
 from regard.tasks.files import existing_path
-from regard.tasks.pixels import VOCAB_SIZE, image_to_tokens, quantize, render_tokens
+from regard.tasks.pixels import VOCAB_SIZE, image_to_tokens, quantize, render_pixels
+from regard.tasks.processors import Prediction
+from regard.tasks.rendering import Rendered
 
 DATASETS = {"cifar10": "cifar10-gray", "mnist": "mnist"}
 MIN_SIDE = 8
@@ -88,13 +90,13 @@ class ImageClassification(SourceTask):
         image, label = shapes.draw_shape(rng, self.side, self.noise)
         return image_to_tokens(quantize(image)), label
 
-    def show(self, example: Example) -> str:
+    def render(self, example: Example, prediction: Prediction | None = None) -> Rendered:
         """The image in block characters, and its class."""
-        label = int(example.target)
+        label = int(example.targets["labels"])
         source = f"image of {self.data}"
         if self.data == BUILT_IN:
             source = f"generated image: {shapes.NAMES[label]}"
-        return f"{render_tokens(example.tokens.numpy())}\n{source} (class {label})"
+        return render_pixels(example, f"{source} (class {label})", prediction)
 
 
 def _load_splits(folder: Path, side: int | None) -> dict[str, LabelledImages]:

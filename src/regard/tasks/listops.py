@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from regard.errors import check_int
-from regard.tasks.base import Example
+from regard.tasks.base import Example, with_prediction
 from regard.tasks.example_source import GeneratedExamples, SourceTask, random_stream
+from regard.tasks.processors import Prediction
+from regard.tasks.rendering import Rendered
 
 
 def median(values: Sequence[int]) -> int:
@@ -116,7 +118,8 @@ class ListOps(SourceTask):
             raise _TooLong
         return FUNCTIONS[operator](values)
 
-    def show(self, example: Example) -> str:
+    def render(self, example: Example, prediction: Prediction | None = None) -> Rendered:
         """The expression and its value."""
-        text = " ".join(WORDS[token] for token in example.tokens.tolist())
-        return "\n".join(textwrap.wrap(f"{text} = {int(example.target)}", 100))
+        text = " ".join(WORDS[token] for token in example.inputs["x"].tolist())
+        equation = f"{text} = {int(example.targets['labels'])}"
+        return with_prediction("\n".join(textwrap.wrap(equation, 100)), prediction)

@@ -10,7 +10,9 @@ from regard.errors import check_int
 from regard.tasks.base import Example
 from regard.tasks.example_source import GeneratedExamples, SourceTask
 from regard.tasks.pathfinder_paths import PathGeometry, PathScene, draw_scene
-from regard.tasks.pixels import VOCAB_SIZE, image_to_tokens, quantize, render_tokens
+from regard.tasks.pixels import VOCAB_SIZE, image_to_tokens, quantize, render_pixels
+from regard.tasks.processors import Prediction
+from regard.tasks.rendering import Rendered
 
 
 class PathfinderPreset(NamedTuple):
@@ -81,10 +83,10 @@ class Pathfinder(SourceTask):
         distractors = [max(1, self.contour // 3)] * self.distractors
         return draw_scene(rng, self.side, self.geometry, (self.contour, self.contour, *distractors))
 
-    def show(self, example: Example) -> str:
+    def render(self, example: Example, prediction: Prediction | None = None) -> Rendered:
         """The image in block characters, and whether the dots are connected."""
-        answer = "one path" if int(example.target) else "two paths"
-        return f"{render_tokens(example.tokens.numpy())}\nthe dots are on {answer}"
+        answer = "one path" if int(example.targets["labels"]) else "two paths"
+        return render_pixels(example, f"the dots are on {answer}", prediction)
 
 
 def paint_scene(scene: PathScene, side: int, geometry: PathGeometry) -> np.ndarray:

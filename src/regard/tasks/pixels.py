@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from regard.tasks.base import Example, with_prediction
+from regard.tasks.processors import Prediction
+from regard.tasks.rendering import RenderedImage
+
 GRAY_LEVELS = 256
 VOCAB_SIZE = 1 + GRAY_LEVELS  # 0 is padding
-SHADES = " ░▒▓█"
 
 
 def image_to_tokens(image: np.ndarray) -> np.ndarray:
@@ -26,8 +29,7 @@ def tokens_to_image(tokens: np.ndarray) -> np.ndarray:
     return (np.asarray(tokens) - 1).reshape(side, side)
 
 
-def render_tokens(tokens: np.ndarray) -> str:
-    """An image for the terminal: two characters per pixel, in five shades."""
-    shades = (tokens_to_image(tokens).astype(np.int64) * len(SHADES)) // GRAY_LEVELS
-    rows = ("".join(2 * SHADES[shade] for shade in row) for row in shades.tolist())
-    return "\n".join(row.rstrip() for row in rows)
+def render_pixels(example: Example, caption: str, prediction: Prediction | None) -> RenderedImage:
+    """The image of an example whose tokens are pixels, with a caption and a prediction."""
+    pixels = tokens_to_image(example.inputs["x"].numpy()).astype(np.uint8)
+    return RenderedImage(pixels, with_prediction(caption, prediction).text)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from regard.errors import check_int, check_positive
-from regard.tasks.base import IGNORE_INDEX, Example
+from regard.tasks.base import IGNORE_INDEX, Example, with_prediction
 from regard.tasks.example_source import GeneratedExamples, SourceTask
+from regard.tasks.processors import Prediction
+from regard.tasks.rendering import Rendered
 
 BLANK, QUERY = 1, 2  # 0 is padding
 FIRST = 3  # the first symbol
@@ -26,13 +28,14 @@ class SyntheticTask(SourceTask):
         """Generate tokens (n) and targets (n)."""
         raise NotImplementedError
 
-    def show(self, example: Example) -> str:
+    def render(self, example: Example, prediction: Prediction | None = None) -> Rendered:
         """The tokens in one line, and the targets below."""
-        tokens, target = example.tokens.tolist(), example.target.tolist()
+        tokens, target = example.inputs["x"].tolist(), example.targets["labels"].tolist()
         rows = [map(str, tokens), ("" if y == IGNORE_INDEX else str(y) for y in target)]
         cells = [list(row) for row in rows]
         width = max(len(cell) for row in cells for cell in row)
-        return "\n".join(" ".join(cell.rjust(width) for cell in row) for row in cells)
+        lines = [" ".join(cell.rjust(width) for cell in row) for row in cells]
+        return with_prediction("\n".join(lines), prediction)
 
 
 class CopyTask(SyntheticTask):

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from regard.errors import check_int
-from regard.tasks.base import SPLITS, Example
+from regard.tasks.base import SPLITS, Example, with_prediction
 from regard.tasks.byte_text import VOCAB_SIZE, encode_bytes, wrap_bytes
 from regard.tasks.dataset_files import (
     BUILT_IN,
@@ -19,6 +19,8 @@ from regard.tasks.dataset_files import (
     resolve_dataset,
 )
 from regard.tasks.example_source import Draw, GeneratedExamples, SourceTask
+from regard.tasks.processors import Prediction
+from regard.tasks.rendering import Rendered
 from regard.tasks.synthetic_papers import MIN_BYTES, generate_papers
 
 DATASETS = {"wikitext-2": "wikitext-2"}
@@ -74,13 +76,14 @@ class TextRetrieval(SourceTask):
         pair[0, : len(one)], pair[1, : len(two)] = one, two
         return pair, match
 
-    def show(self, example: Example) -> str:
+    def render(self, example: Example, prediction: Prediction | None = None) -> Rendered:
         """Both texts, and whether they belong together."""
-        one, two = (wrap_bytes(tokens) for tokens in example.tokens.numpy())
+        one, two = (wrap_bytes(tokens) for tokens in example.inputs["x"].numpy())
         source, answers = f"passages of {self.data}", ("of two articles", "of one article")
         if self.data == BUILT_IN:
             source, answers = "generated papers", ("no common citations", "common citations")
-        return f"{one}\n--\n{two}\n{source}: {answers[int(example.target)]}"
+        answer = answers[int(example.targets["labels"])]
+        return with_prediction(f"{one}\n--\n{two}\n{source}: {answer}", prediction)
 
 
 # --------------------------------------------------------------------------------------- real texts

@@ -6,7 +6,8 @@ import csv
 import io
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -52,8 +53,9 @@ def _read_csv(path: Path, encoding: str) -> RowIterator:
             header = next(reader, None)
             if not header:
                 raise ValueError(f"{path} is empty: expected a line with the column names.")
-            for name in header:
-                if name and header.count(name) > 1:
+            counts = Counter(header)
+            for name in counts:
+                if name and counts[name] > 1:
                     raise ValueError(f"{path} has two columns {name!r}: rename one of them.")
             for row in reader:
                 where = f"line {reader.line_num} of {path}"
@@ -187,15 +189,23 @@ READERS: dict[str, Callable[[Path, str], RowIterator]] = {
 def _read_hugging_face(dataset: Any, name: str) -> RowIterator:
     """The rows of a split of the package `datasets`, with class numbers replaced by their names."""
     features = dataset.features
-    class_names = {
-        key: features[key].names for key in features if type(features[key]).__name__ == "ClassLabel"
-    }
+    class_names = {key: names for key in features if (names := _class_names(features[key]))}
     for number, row in enumerate(dataset, 1):
-        labels = {}
-        for key, names in class_names.items():
-            is_labelled = row[key] is not None and row[key] >= 0  # -1: no label
-            labels[key] = names[row[key]] if is_labelled else None
+        labels = {key: _to_names(row[key], names) for key, names in class_names.items()}
         yield f"row {number} of {name}", {**row, **labels}
+
+
+def _class_names(feature: Any) -> list[str] | None:
+    """The names of the classes of a feature, or of a list of classes."""
+    inner = getattr(feature, "feature", feature)
+    return list(inner.names) if type(inner).__name__ == "ClassLabel" else None
+
+
+def _to_names(value: Any, names: Sequence[str]) -> Any:
+    """Class numbers as names; a number below 0 is no label."""
+    if isinstance(value, list):
+        return [_to_names(each, names) for each in value]
+    return None if value is None or value < 0 else names[value]
 
 
 def _load_hugging_face(name: str) -> dict[str, Rows]:

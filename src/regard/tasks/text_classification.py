@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from array import array
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,41 +12,65 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from regard.errors import check_choice, check_int, did_you_mean
-from regard.models.sampling import uniform
-from regard.tasks.base import SPLITS, Example, Task, check_index, example_rng, to_int64
+from regard.errors import check_choice, check_int
+from regard.tasks.base import (
+    SPLITS,
+    Example,
+    TokenTask,
+    check_index,
+    example_rng,
+    token_example,
+    with_prediction,
+)
+from regard.tasks.baselines import MAX_TEXTS, TFIDF, Baseline, tfidf_linear
 from regard.tasks.files import ArrayBuilder
 from regard.tasks.grammar import generate_sentence
-from regard.tasks.rows import Row, RowIterator, Rows, get_column, is_missing, read_rows
-from regard.tasks.tokenizers import TextProcessor, train_tokenizer
+from regard.tasks.processors import Prediction, TextProcessor
+from regard.tasks.rendering import Rendered
+from regard.tasks.row_splits import (
+    MISSING,
+    Labels,
+    SplitRows,
+    check_not_empty,
+    copy_notes,
+    hash_bytes,
+    small_split_notes,
+    to_label,
+    to_text,
+)
+from regard.tasks.rows import Row, RowIterator, Rows, read_rows
+from regard.tasks.tokenizers import CLASSIFIER_TOKENIZERS, Tokenizer, train_tokenizer
 
-HELD_OUT = 0.1  # share of the rows for each of valid and test, if they have no file
-MAX_NAMED = 5  # rows named in an error message
+LENGTH_QUANTILE = 0.95  # share of the training texts that are read to the end, by default
+LENGTH_MULTIPLE, MAX_LENGTH = 16, 1024
 SENTENCES = {"train": 2000, "valid": 200, "test": 400}
 
 
 class LabelledText(NamedTuple):
-    """A text with its label, and where it is."""
+    """A text with its label."""
 
-    where: str
     text: str
     label: str
 
 
 class EncodedTexts(NamedTuple):
-    """Concatenated tokens; text i is tokens[ends[i] : ends[i + 1]] and has class classes[i]."""
+    """Concatenated tokens; text i is tokens[ends[i] : ends[i + 1]] and has class classes[i] and
+    hash hashes[i]. The first `truncated` counts texts with more tokens than the length."""
 
     tokens: np.ndarray
     ends: np.ndarray
     classes: np.ndarray
+    hashes: np.ndarray
+    truncated: int
 
 
-class TextClassification(Task):
+class TextClassification(TokenTask):
     """Predict the label of a text.
 
-    Splits are files named train, valid and test. Missing splits get 10 % of the training rows
-    each, by a hash of the seed and the row number: a row stays in its split when rows are
-    appended. The classes are the labels of the training split, most frequent first. A label that
+    Splits are files named train, valid and test. Missing splits get one of ten training rows of
+    each label, chosen by a hash: the labels have the same shares in all splits, also if the file is
+    sorted, and a row stays in its split when rows are appended. The first row of a label is for
+    training. The classes are the labels of the training split, most frequent first. A label that
     only occurs in another split is an error.
 
     Args:
@@ -53,14 +78,18 @@ class TextClassification(Task):
             sentences of `regard.tasks.grammar`, of which half have a wrong last verb.
         text: The column of the text.
         label: The column of the label.
-        length: Maximum number of tokens; longer texts are truncated.
-        tokenizer: "byte", "char" or "bpe", learned from the training split.
-        missing: What to do with rows without text or label: "error" or "drop".
+        length: Maximum number of tokens; longer texts are truncated. None: that of all but 5 % of
+            the training texts, rounded up to a multiple of 16, at most 1,024.
+        tokenizer: "auto", "word", "byte", "char" or "bpe", learned from the training split. "auto"
+            is "word", or "byte" for texts without words that occur again; see
+            `regard.tasks.tokenizers.choose_tokenizer`.
+        missing: What to do with rows without text or label: "drop" or "error". A text of white
+            space is none.
         encoding: Encoding of the files.
         seed: Seed of the splits and of the built-in sentences.
     """
 
-    output = "sequence"
+    processor: TextProcessor
 
     def __init__(
         self,
@@ -68,29 +97,68 @@ class TextClassification(Task):
         *,
         text: str = "text",
         label: str = "label",
-        length: int = 512,
-        tokenizer: str = "byte",
-        missing: str = "error",
+        length: int | None = None,
+        tokenizer: str = "auto",
+        missing: str = "drop",
         encoding: str = "utf-8",
         seed: int = 0,
     ) -> None:
-        check_choice("missing", missing, ("error", "drop"))
+        check_choice("missing", missing, MISSING)
         check_int(0, seed=seed)
-        check_int(1, length=length)
+        if length is not None:
+            check_int(1, length=length)
         if data is not None:
             rows = read_rows(data, encoding)
-        elif (text, label, missing, encoding) != ("text", "label", "error", "utf-8"):
+        elif (text, label, missing, encoding) != ("text", "label", "drop", "utf-8"):
             raise ValueError("text, label, missing and encoding describe the data: also give data.")
         else:
             rows = {split: Rows(partial(_built_in_rows, split, seed)) for split in SPLITS}
         source = LabelledRows(rows, text, label, drop=missing == "drop", seed=seed)
-        trained = train_tokenizer(tokenizer, lambda: (row.text for row in source.walk("train")))
+
+        def training_texts() -> Iterator[str]:
+            return (row.text for _, row in source.walk("train"))
+
+        trained = train_tokenizer(tokenizer, training_texts, choices=CLASSIFIER_TOKENIZERS)
+        length = length or choose_length(trained, training_texts())
         train, labels = _encode_split(source, "train", TextProcessor(trained, length))
         super().__init__(vocab_size=trained.vocab_size, classes=len(labels), length=length)
         self.processor = TextProcessor(trained, length, labels)
         self.texts = {"train": train}
         for split in ("valid", "test"):
             self.texts[split] = _encode_split(source, split, self.processor)[0]
+        self.source = source
+
+    def baselines(self) -> dict[str, Baseline]:
+        """See `Task`."""
+        return {**super().baselines(), TFIDF: self._tfidf_score}
+
+    def _tfidf_score(self, test: Sequence[int]) -> torch.Tensor:
+        """Statistics of TF-IDF on whole texts, which are read again."""
+        samples = {"train": self.sample("train", MAX_TEXTS).tolist(), "test": list(test)}
+        data = []
+        for split, indices in samples.items():
+            wanted = dict.fromkeys(indices, "")
+            for index, (_, row) in enumerate(self.source.walk(split)):
+                if index in wanted:
+                    wanted[index] = row.text
+            data.append(([wanted[index] for index in indices], self.texts[split].classes[indices]))
+        return tfidf_linear(*data)
+
+    def notes(self) -> list[str]:
+        """See `Task`."""
+        notes = self.source.notes()
+        truncated = sum(texts.truncated for texts in self.texts.values())
+        if truncated:
+            notes.append(
+                f"{truncated:,} of {sum(map(self.size, SPLITS)):,} texts have more than "
+                f"{self.length:,} tokens ({self.processor.tokenizer.name}) and are truncated."
+            )
+        sizes = {split: self.size(split) for split in SPLITS}
+        return [
+            *notes,
+            *copy_notes({split: each.hashes for split, each in self.texts.items()}, "texts"),
+            *small_split_notes(sizes, self.classes),
+        ]
 
     def size(self, split: str) -> int:
         """See `Task`."""
@@ -99,26 +167,35 @@ class TextClassification(Task):
     def example(self, split: str, index: int) -> Example:
         """See `Task`."""
         check_index(split, index, self.size(split))
-        tokens, ends, classes = self.texts[split]
-        target = torch.tensor(int(classes[index]))
-        return Example(to_int64(tokens[ends[index] : ends[index + 1]]), target)
+        texts = self.texts[split]
+        tokens = texts.tokens[texts.ends[index] : texts.ends[index + 1]]
+        return token_example(tokens, int(texts.classes[index]))
 
-    def show(self, example: Example) -> str:
+    def classes_of(self, split: str) -> np.ndarray:
+        """See `Task`."""
+        return self.texts[split].classes
+
+    def render(self, example: Example, prediction: Prediction | None = None) -> Rendered:
         """The text and its label."""
-        assert self.processor is not None
-        text = self.processor.tokenizer.decode(example.tokens.tolist())
-        return f"{text} → {self.processor.labels[int(example.target)]}"
+        text = self.processor.tokenizer.decode(example.inputs["x"].tolist())
+        label = self.processor.labels[int(example.targets["labels"])]
+        return with_prediction(f"{text} → {label}", prediction)
+
+    @classmethod
+    def load_processor(cls, content: Mapping[str, Any]) -> TextProcessor:
+        """See `Task`."""
+        return TextProcessor.from_dict(content)
 
 
-class LabelledRows:
-    """The labelled texts of each split, read row by row.
+class LabelledRows(SplitRows[LabelledText]):
+    """The labelled texts of each split, stratified by label; see `SplitRows`.
 
     Args:
         rows: Rows by split, or under "all".
         text: The column of the text.
         label: The column of the label.
-        drop: Drop rows without text or label instead of raising an error.
-        seed: Seed for the splits that are missing.
+        drop: Leave rows without text or label out instead of raising an error.
+        seed: Seed of the splits that are missing.
     """
 
     def __init__(
@@ -130,51 +207,10 @@ class LabelledRows:
         drop: bool,
         seed: int,
     ) -> None:
-        self.rows, self.text, self.label, self.drop, self.seed = rows, text, label, drop, seed
-        self.held_out = [split for split in ("valid", "test") if split not in rows]
+        def parse(where: str, values: list[Any]) -> LabelledText:
+            return LabelledText(to_text(where, text, values[0]), to_label(where, label, values[1]))
 
-    def walk(self, split: str) -> Iterator[LabelledText]:
-        """All texts of a split; incomplete rows are dropped, or raise an error at the end."""
-        incomplete: list[str] = []  # the first of them
-        count = complete = 0
-        without_column: tuple[str, Row] | None = None
-        rows = self.rows.get(split) or self.rows.get("train") or self.rows["all"]
-        for number, (where, row) in enumerate(rows):
-            if self._split_of_row(number, split) != split:
-                continue
-            if self.drop and not {self.text, self.label} <= row.keys():  # possible in JSON lines
-                without_column = without_column or (where, row)
-                continue
-            values = [get_column(row, name, where) for name in (self.text, self.label)]
-            if any(map(is_missing, values)):
-                count += 1
-                if len(incomplete) < MAX_NAMED:
-                    incomplete.append(where)
-                continue
-            complete += 1
-            for name, value in zip((self.text, self.label), values, strict=True):
-                if not isinstance(value, str | int | float):
-                    kind = type(value).__name__
-                    raise ValueError(f"{where}: {name!r} must be text or a number, not {kind}.")
-            yield LabelledText(where, *map(str, values))
-        if without_column and not complete:  # then the name of the column is wrong
-            where, row = without_column
-            for name in (self.text, self.label):
-                get_column(row, name, where)
-        if count and not self.drop:
-            places = ", ".join(incomplete)
-            more = f" and {count - MAX_NAMED} more" if count > MAX_NAMED else ""
-            raise ValueError(
-                f"No {self.text!r} or no {self.label!r} in {places}{more}: "
-                "fill in the values, or set missing='drop'."
-            )
-
-    def _split_of_row(self, number: int, wanted: str) -> str:
-        """The split of a row, by a hash of its number; files of a split belong to it as a whole."""
-        if wanted in self.rows and wanted != "train":
-            return wanted
-        tenth = int(uniform(self.seed, number) / HELD_OUT)
-        return self.held_out[tenth] if tenth < len(self.held_out) else "train"
+        super().__init__(rows, (text, label), parse, stratify=label, drop=drop, seed=seed)
 
 
 def _encode_split(
@@ -185,28 +221,30 @@ def _encode_split(
     Without labels in the processor, they are those of this split, most frequent first.
     """
     builder, ends = ArrayBuilder(processor.tokenizer.dtype), array("q", [0])
-    numbers = array("q")
-    known = {label: number for number, label in enumerate(processor.labels)}
-    for row in source.walk(split):
-        tokens = processor.encode(row.text)
+    numbers, hashes, known = array("q"), array("Q"), Labels(processor.labels)
+    truncated = 0
+    for where, row in source.walk(split):
+        tokens, is_truncated = processor.truncate(row.text)
+        truncated += is_truncated
         builder.append(tokens)
+        hashes.append(hash_bytes(row.text.encode("utf-8", "surrogatepass")))
         ends.append(ends[-1] + len(tokens))
-        if processor.labels and row.label not in known:
-            hint = f": {did_you_mean(row.label, known)}" if len(known) < 50 else "."
-            raise ValueError(
-                f"{row.where} has label {row.label!r}, which no training row has{hint}"
-            )
-        numbers.append(known.setdefault(row.label, len(known)))
-    if not numbers:
-        raise ValueError(f"The {split} split has no rows: there are too few, or all were dropped.")
-    classes, labels = np.array(numbers), list(known)
-    if not processor.labels:
-        if len(labels) < 2:
-            raise ValueError(f"All training rows have the label {labels[0]!r}: there is one class.")
-        counts = np.bincount(classes)
-        order = sorted(range(len(labels)), key=lambda i: (-counts[i], labels[i]))
-        classes, labels = np.argsort(order)[classes], [labels[i] for i in order]
-    return EncodedTexts(builder.finish(), np.array(ends), classes), labels
+        numbers.append(known.number(where, row.label))
+    check_not_empty(split, len(numbers))
+    classes, labels = np.array(numbers), list(known.known)
+    if known.is_open:
+        classes, labels = known.order_by_frequency(classes, source.columns[1])
+    tokens = builder.finish()
+    return EncodedTexts(tokens, np.array(ends), classes, np.array(hashes), truncated), labels
+
+
+def choose_length(tokenizer: Tokenizer, texts: Iterable[str]) -> int:
+    """The tokens of all but 5 % of the texts, rounded up to a multiple of 16, at most 1,024."""
+    counts = [len(tokenizer.encode(text)) for text in texts]
+    if not counts:
+        return LENGTH_MULTIPLE  # of an empty split, which is refused later
+    needed = math.ceil(np.quantile(counts, LENGTH_QUANTILE))
+    return int(min(MAX_LENGTH, LENGTH_MULTIPLE * -(-needed // LENGTH_MULTIPLE)))
 
 
 def _built_in_rows(split: str, seed: int) -> RowIterator:

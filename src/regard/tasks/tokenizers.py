@@ -1,4 +1,4 @@
-"""Tokenizers for texts: bytes, characters, or byte pairs.
+"""Tokenizers for texts: bytes, characters, words, or byte pairs.
 
 In all of them token 0 is padding, and token 1 stands for an empty text (and, for characters, for
 characters that are not in the vocabulary).
@@ -7,26 +7,42 @@ characters that are not in the vocabulary).
 from __future__ import annotations
 
 import hashlib
+import re
+import zlib
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from regard.disk_cache import read_or_create
 from regard.errors import check_int, did_you_mean
+from regard.json_files import read_json
 
 EMPTY = 1
 CODEPOINTS = 0x110000
 BPE_VOCAB_SIZE = 4096
+LONG_WORD = re.compile(r"(\S{1000})")
 TOKENIZERS = ("byte", "char", "bpe")
+RUN_PREFIX = "run:"  # before the folder of a trained run, to take its tokenizer
+AUTO = "auto"  # words or bytes, by the training texts
+CLASSIFIER_TOKENIZERS = (AUTO, "word", *TOKENIZERS)
+WORD = re.compile(r"\w+(?:['’]\w+)*|[^\w\s]")
+WORD_VOCAB_SIZE = 16_384
+MIN_COUNT = 2  # a word that occurs once cannot be learned
+UNKNOWN_BUCKETS = 256  # tokens for all words that are not in the vocabulary
+AUTO_CHARACTERS = 1_000_000  # of the training texts, by which words or bytes are chosen
+MAX_WORD_LENGTH = 16.0  # mean letters of a word of any language that puts spaces between words
+MIN_KNOWN = 0.5  # share of the words that occur at least MIN_COUNT times
 
 
 class Tokenizer(ABC):
     """Converts texts to tokens and back.
 
     Attributes:
-        name: "byte", "char" or "bpe".
+        name: "byte", "char", "word" or "bpe".
         vocab_size: Number of different tokens, including padding.
         unit: What `token_units` counts: "byte" or "character".
         dtype: The smallest integer type that holds a token.
@@ -124,6 +140,73 @@ class CharTokenizer(Tokenizer):
         return {"type": self.name, "characters": self.characters}
 
 
+class WordTokenizer(Tokenizer):
+    """Lower-cased words and punctuation marks; the most frequent of the training texts.
+
+    Any other word is one of a few tokens, by a hash of the word, and is decoded as U+FFFD. White
+    space and case are not kept: for classification, not for generation.
+
+    Args:
+        words: The vocabulary; word i is token 2 + i.
+        buckets: Number of tokens for other words.
+    """
+
+    name = "word"
+
+    def __init__(self, words: Sequence[str], buckets: int = UNKNOWN_BUCKETS) -> None:
+        check_int(1, buckets=buckets)
+        if len(set(words)) != len(words):
+            raise ValueError("A word occurs twice in the vocabulary.")
+        super().__init__(2 + len(words) + buckets)
+        self.words, self.buckets = tuple(words), buckets
+        self.ids = {word: number for number, word in enumerate(words, start=2)}
+
+    @classmethod
+    def train(cls, texts: Iterable[str], vocab_size: int = WORD_VOCAB_SIZE) -> WordTokenizer:
+        """A tokenizer with the most frequent words that occur more than once."""
+        check_int(3 + UNKNOWN_BUCKETS, vocab_size=vocab_size)
+        counts = Counter(word for text in texts for word in split_words(text))
+        frequent = [word for word, count in counts.items() if count >= MIN_COUNT]
+        frequent.sort(key=lambda word: (-counts[word], word))
+        return cls(frequent[: vocab_size - 2 - UNKNOWN_BUCKETS])
+
+    def encode(self, text: str) -> np.ndarray:
+        """See `Tokenizer`."""
+        first = 2 + len(self.words)
+        tokens = []
+        for word in split_words(text):
+            token = self.ids.get(word)
+            if token is None:
+                token = first + zlib.crc32(word.encode("utf-8", "surrogatepass")) % self.buckets
+            tokens.append(token)
+        return np.array(tokens, dtype=np.int64)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """See `Tokenizer`: words with spaces between them, but not before punctuation."""
+        unknown = ["\N{REPLACEMENT CHARACTER}"] * self.buckets
+        known = ["", "", *self.words, *unknown]
+        words = [known[token] for token in tokens if token > EMPTY]
+        return re.sub(r" ([.,;:!?)\]}])", r"\1", " ".join(words))
+
+    def token_units(self) -> np.ndarray:
+        """See `Tokenizer`; an unknown word has one."""
+        sizes = [len(word.encode("utf-8", "surrogatepass")) for word in self.words]
+        return np.array([0, 0, *sizes] + [1] * self.buckets)
+
+    def to_dict(self) -> dict[str, Any]:
+        """See `Tokenizer`."""
+        return {"type": self.name, "words": list(self.words), "buckets": self.buckets}
+
+    def special_tokens(self) -> list[int]:
+        """See `Tokenizer`; unknown words are not generated."""
+        return [0, EMPTY, *range(2 + len(self.words), self.vocab_size)]
+
+
+def split_words(text: str) -> list[str]:
+    """The lower-cased words and punctuation marks of a text."""
+    return WORD.findall(text.lower())
+
+
 class BPETokenizer(Tokenizer):
     """Byte-pair encoding (Sennrich et al. 2016, arXiv 1508.07909) on bytes, as in GPT-2.
 
@@ -157,7 +240,8 @@ class BPETokenizer(Tokenizer):
 
     def encode(self, text: str) -> np.ndarray:
         """See `Tokenizer`."""
-        return np.array(self.tokenizer.encode(text).ids, dtype=np.int64) + 2
+        ids = self.tokenizer.encode(replace_surrogates(text)).ids
+        return np.array(ids, dtype=np.int64) + 2
 
     def decode(self, tokens: Sequence[int]) -> str:
         """See `Tokenizer`."""
@@ -184,8 +268,15 @@ def _learn_merges(texts: Iterable[str], vocab_size: int) -> str:
         initial_alphabet=sorted(t.pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    tokenizer.train_from_iterator(texts, trainer)
+    # merging pairs in a "word" of a million characters would take minutes
+    short = (LONG_WORD.sub(r"\1 ", replace_surrogates(text)) for text in texts)
+    tokenizer.train_from_iterator(short, trainer)
     return str(tokenizer.to_str())
+
+
+def replace_surrogates(text: str) -> str:
+    """The text with "?" for halves of surrogate pairs, which have no UTF-8."""
+    return text.encode("utf-8", "replace").decode("utf-8")
 
 
 def codepoints(text: str) -> np.ndarray:
@@ -204,24 +295,70 @@ def _import_tokenizers() -> Any:
 
 
 def train_tokenizer(
-    name: str, texts: Callable[[], Iterable[str]], vocab_size: int | None = None
+    name: str,
+    texts: Callable[[], Iterable[str]],
+    vocab_size: int | None = None,
+    choices: Sequence[str] = TOKENIZERS,
 ) -> Tokenizer:
     """Train a tokenizer by name.
 
     Args:
-        name: "byte", "char" or "bpe".
+        name: One of `choices`, or "run:FOLDER" for the tokenizer of a trained run.
         texts: Returns an iterator over the training texts; may be called more than once.
         vocab_size: Number of tokens, for "bpe" only.
+        choices: The names that are possible; "auto" is "word" or "byte", see `choose_tokenizer`.
     """
-    if name not in TOKENIZERS:
-        raise ValueError(f"No tokenizer {name!r}: {did_you_mean(str(name), TOKENIZERS)}")
+    if isinstance(name, str) and name.startswith(RUN_PREFIX):
+        if vocab_size is not None:
+            raise ValueError("vocab_size applies to tokenizer='bpe': that of a run has its own.")
+        return tokenizer_of_run(Path(name.removeprefix(RUN_PREFIX)))
+    if name not in choices:
+        raise ValueError(f"No tokenizer {name!r}: {did_you_mean(str(name), choices)}")
+    if name == AUTO:
+        name = choose_tokenizer(texts())
     if name == "bpe":
         return BPETokenizer.train(texts, BPE_VOCAB_SIZE if vocab_size is None else vocab_size)
     if vocab_size is not None:
         raise ValueError(
             f"vocab_size applies to tokenizer='bpe': with {name!r} it follows from the text."
         )
+    if name == "word":
+        return WordTokenizer.train(texts())
     return ByteTokenizer() if name == "byte" else CharTokenizer.train(texts())
+
+
+def choose_tokenizer(texts: Iterable[str]) -> str:
+    """Choose "word" for texts of words that occur again, with spaces between them, else "byte".
+
+    Bytes are for texts without spaces (DNA, Chinese, base64), and for those of which most words
+    occur once (identifiers, hashes). The first million characters decide.
+    """
+    counts: Counter[str] = Counter()
+    letters = seen = 0
+    for text in texts:
+        words = split_words(text[:AUTO_CHARACTERS])
+        counts.update(words)
+        letters += sum(map(len, words))
+        seen += len(text)
+        if seen >= AUTO_CHARACTERS:
+            break
+    total = counts.total()
+    known = sum(count for count in counts.values() if count >= MIN_COUNT)
+    if not total or letters > MAX_WORD_LENGTH * total or known < MIN_KNOWN * total:
+        return ByteTokenizer.name
+    return WordTokenizer.name
+
+
+def tokenizer_of_run(folder: Path) -> Tokenizer:
+    """The tokenizer that a run was trained with."""
+    path = folder / "task.json"
+    if not path.is_file():
+        raise ValueError(f"{folder} is not a run: it has no {path.name}.")
+    try:
+        content = read_json(path)["processor"]["tokenizer"]
+    except (KeyError, TypeError):
+        raise ValueError(f"Run {folder} has no tokenizer: its task does not read texts.") from None
+    return tokenizer_from_dict(content)
 
 
 def tokenizer_from_dict(content: dict[str, Any]) -> Tokenizer:
@@ -229,6 +366,7 @@ def tokenizer_from_dict(content: dict[str, Any]) -> Tokenizer:
     builders: dict[str, Callable[[], Tokenizer]] = {
         "byte": ByteTokenizer,
         "char": lambda: CharTokenizer(content["characters"]),
+        "word": lambda: WordTokenizer(content["words"], content["buckets"]),
         "bpe": lambda: BPETokenizer(_import_tokenizers().Tokenizer.from_str(content["tokenizer"])),
     }
     try:
@@ -237,36 +375,3 @@ def tokenizer_from_dict(content: dict[str, Any]) -> Tokenizer:
         raise
     except Exception as error:  # the package tokenizers raises plain exceptions
         raise ValueError(f"Not a saved tokenizer: {error!r}") from None
-
-
-class TextProcessor:
-    """Turns texts into the inputs of a trained model, and predicted classes into labels.
-
-    Args:
-        tokenizer: Converts text to tokens.
-        length: Maximum number of tokens; longer texts are truncated.
-        labels: Names of the classes; empty for language models.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, length: int, labels: Sequence[str] = ()) -> None:
-        check_int(1, length=length)
-        self.tokenizer, self.length, self.labels = tokenizer, length, tuple(labels)
-
-    def encode(self, text: str) -> np.ndarray:
-        """The first tokens of a text, at least one."""
-        tokens = self.tokenizer.encode(text)[: self.length]
-        return tokens if len(tokens) else np.array([EMPTY], dtype=np.int64)
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON for `processor_from_dict`."""
-        tokenizer = self.tokenizer.to_dict()
-        return {"tokenizer": tokenizer, "length": self.length, "labels": list(self.labels)}
-
-
-def processor_from_dict(content: dict[str, Any]) -> TextProcessor:
-    """The text processor that `TextProcessor.to_dict` described."""
-    try:
-        tokenizer = tokenizer_from_dict(content["tokenizer"])
-        return TextProcessor(tokenizer, content["length"], list(map(str, content["labels"])))
-    except (KeyError, TypeError) as error:
-        raise ValueError(f"Not a saved text processor: {error!r}") from None
