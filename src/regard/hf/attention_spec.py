@@ -22,7 +22,7 @@ from regard.attentions.kv_cache import KVCacheAttention
 from regard.errors import Unsupported, did_you_mean
 from regard.literals import parse_literal
 from regard.mixer import Attention, SharedQKAttention
-from regard.pattern import Band, Full, Keys
+from regard.pattern import Band, Full
 from regard.registry import LAYER_ARGUMENTS, create_attention, get_recipe, list_recipes
 
 PREFIX = "regard:"
@@ -212,10 +212,10 @@ def trained_buffers(inner: Attention, heads: int, head_dim: int) -> list[str]:
 
 def why_not_cross(inner: Attention) -> str | None:
     """The reason why an attention cannot serve cross-attention layers, or None if it can."""
-    leaves = inner.pattern.leaves() if isinstance(inner, KVCacheAttention) else ()
-    if inner.can.cross and not all(isinstance(leaf, Full | Keys) for leaf in leaves):
-        return "its pattern depends on query positions, which cross-attention layers do not receive"
-    return inner.can.reason("cross")
+    reason = inner.can.reason("independent_queries")
+    if not inner.can.cross or reason is None:
+        return inner.can.reason("cross")
+    return f"an output would depend on more than its own query: {reason}"
 
 
 def is_shift_invariant(inner: Attention) -> bool:

@@ -10,11 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.errors import Unsupported
 from regard.hf.drift import ModelOutputs, mean_pool, model_outputs
 from regard.hf.model_inputs import build_inputs, pad_rows
 from regard.models.losses import IGNORE_INDEX
 from regard.models.masking import mask_tokens
-from regard.tasks.base import Batch, Example, Task
+from regard.tasks.base import Batch, Example, ModelNeeds, Task
+from regard.tasks.metrics import MeanMetric
+from regard.tasks.processors import Prediction
+from regard.tasks.rendering import RenderedText
 
 
 class ExampleLosses(NamedTuple):
@@ -24,13 +28,25 @@ class ExampleLosses(NamedTuple):
     score: Tensor
 
 
+class DistillationScore(MeanMetric):
+    """Mean of the scores of `ExampleLosses`."""
+
+    name = "score"
+
+    def update(self, output: Any, batch: Batch, predictions: Sequence[Any]) -> Tensor:
+        """See `Metric`."""
+        score = output.score.detach().double().cpu()
+        return torch.stack((score, torch.ones_like(score)), -1)
+
+
 class UnlabelledExamples(Task):
     """Examples without labels: token ids (n), padded in a batch, or floats of one shape."""
+
+    metrics = (DistillationScore(),)
 
     def __init__(
         self, train: Sequence[Tensor], valid: Sequence[Tensor], pad_token_id: int = 0
     ) -> None:
-        super().__init__(vocab_size=1, classes=1, length=1)
         self.splits = {"train": train, "valid": valid, "test": valid}
         self.pad_token_id = pad_token_id
 
@@ -39,32 +55,45 @@ class UnlabelledExamples(Task):
         return len(self.splits[split])
 
     def example(self, split: str, index: int) -> Example:
-        """An example with an unused target."""
-        return Example(self.splits[split][index], torch.zeros(()))
+        """An example without targets."""
+        return Example({"x": self.splits[split][index]}, {})
 
-    def show(self, example: Example) -> str:
+    @property
+    def needs(self) -> ModelNeeds:
+        """Nothing: the model exists already."""
+        raise Unsupported("Examples without labels are for models that exist already.")
+
+    def render(self, example: Example, prediction: Prediction | None = None) -> RenderedText:
         """The shape of an example."""
-        return str(tuple(example.tokens.shape))
+        return RenderedText(str(tuple(example.inputs["x"].shape)))
 
     def batch(self, split: str, indexes: Sequence[int]) -> Batch:
         """Examples padded to the longest."""
         rows = [self.splits[split][i] for i in indexes]
-        target = torch.zeros(len(rows))
         if rows[0].is_floating_point():
-            return Batch(torch.stack(rows), None, target)
-        return Batch(*pad_rows(rows, self.pad_token_id), target)
+            return Batch({"x": torch.stack(rows), "mask": None}, {})
+        x, mask = pad_rows(rows, self.pad_token_id)
+        return Batch({"x": x, "mask": mask}, {})
 
-    def loss(self, logits: Any, target: Tensor) -> Tensor:
+    def loss(self, output: Any, batch: Batch, *, label_smoothing: float = 0.0) -> Tensor:
         """The mean loss of the examples."""
-        return logits.loss.mean()
+        if label_smoothing:
+            raise ValueError("label_smoothing applies to classes: these examples have no labels.")
+        return output.loss.mean()
 
-    def score(self, logits: Any, target: Tensor) -> tuple[float, int]:
-        """The sum of the scores, and the number of examples."""
-        return float(logits.score.sum()), len(target)
+    def count_targets(self, batch: Batch) -> int:
+        """Number of examples."""
+        return batch.size
+
+    def count_tokens(self, batch: Batch) -> int:
+        """Number of token ids without padding, or of numbers."""
+        x, mask = batch.inputs["x"], batch.inputs["mask"]
+        assert x is not None
+        return x.numel() if mask is None else int(mask.sum())
 
 
 class DistillationLoss(nn.Module):
-    """Maps tokens and mask (b, n) to `ExampleLosses`.
+    """Maps tokens x and mask (b, n) to `ExampleLosses`.
 
     Dropout stays off, since the teacher has none.
     """
@@ -85,7 +114,7 @@ class LayerDistillation(DistillationLoss):
         self.teacher = (teacher,)  # a tuple, so that it is not registered
         self.paths, self.layers = list(layers), nn.ModuleList(layers.values())
 
-    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> ExampleLosses:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> ExampleLosses:
         """Relative squared error, and cosine similarity, averaged over layers and tokens."""
         calls: dict[str, tuple[Any, Any, Tensor]] = {}
 
@@ -103,7 +132,7 @@ class LayerDistillation(DistillationLoss):
             for path in self.paths:
                 module = teacher.get_submodule(path)
                 stack.callback(module.register_forward_hook(record(path), with_kwargs=True).remove)
-            build_inputs(teacher, tokens, mask).call(teacher)
+            build_inputs(teacher, x, mask).call(teacher)
         errors, similarities = [], []
         for path, layer in zip(self.paths, self.layers, strict=True):
             args, kwargs, expected = calls[path]
@@ -122,17 +151,17 @@ class ModelDistillation(DistillationLoss):
         super().__init__()
         self.teacher, self.student, self.blocks = (teacher,), student, list(blocks)
 
-    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> ExampleLosses:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> ExampleLosses:
         """Error of hidden states plus 1 − cosine of embeddings, or KL divergence of logits."""
         (teacher,) = self.teacher
-        expected = model_outputs(teacher, self.blocks, build_inputs(teacher, tokens, mask))
-        inputs = build_inputs(self.student, tokens, mask)
+        expected = model_outputs(teacher, self.blocks, build_inputs(teacher, x, mask))
+        inputs = build_inputs(self.student, x, mask)
         outputs = model_outputs(self.student, self.blocks, inputs, training=True)
         errors = [
             relative_error(outputs.hidden[path], expected.hidden[path], mask)
             for path in self.blocks
         ]
-        loss, score = output_loss(outputs, expected, len(tokens))
+        loss, score = output_loss(outputs, expected, len(x))
         return ExampleLosses(torch.stack(errors).mean(0) + loss, score)
 
 
@@ -154,13 +183,13 @@ class MaskedLMLoss(DistillationLoss):
         self.student, self.mask_token_id, self.vocab_size = student, mask_token_id, vocab_size
         self.special_token_ids = list(special_token_ids)
 
-    def forward(self, tokens: Tensor, mask: Tensor | None = None) -> ExampleLosses:
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> ExampleLosses:
         """Cross-entropy in nats, and accuracy. Evaluation always masks the same tokens."""
-        maskable = ~torch.isin(tokens, torch.tensor(self.special_token_ids, device=tokens.device))
+        maskable = ~torch.isin(x, torch.tensor(self.special_token_ids, device=x.device))
         maskable = maskable if mask is None else maskable & mask
         seed = int(torch.randint(1 << 30, ())) if torch.is_grad_enabled() else 0
         masked, target = mask_tokens(
-            tokens, self.vocab_size, mask_token_id=self.mask_token_id, seed=seed, mask=maskable
+            x, self.vocab_size, mask_token_id=self.mask_token_id, seed=seed, mask=maskable
         )
         logits = build_inputs(self.student, masked, mask).call(self.student).logits
         loss = F.cross_entropy(

@@ -131,9 +131,9 @@ class SwapReport:
         return lines
 
     def __str__(self) -> str:
-        from rich.console import Console
+        from regard.console import PlainConsole
 
-        console = Console(width=120, highlight=False)
+        console = PlainConsole(width=120)
         with console.capture() as text:
             console.print(self.table())
         return "\n".join([*(line.rstrip() for line in text.get().splitlines()), *self.lines()])

@@ -71,10 +71,6 @@ def build_mixer(weights: AttentionWeights, spec: ModuleSpec, layer: int, seed: i
         raise ValueError(f"causal is set by the model: it is {weights.causal} here.")
     if "length" in parameters and weights.length is not None:
         arguments.setdefault("length", weights.length)
-    if "layer" in parameters and (
-        parameters["layer"].default is not None or arguments.get("split") == "layers"
-    ):
-        arguments.setdefault("layer", layer)
     width = weights.q.weight.shape[0]  # of all heads together
     head_dim = width // weights.heads
     with torch.random.fork_rng(devices=[]):
@@ -85,7 +81,13 @@ def build_mixer(weights: AttentionWeights, spec: ModuleSpec, layer: int, seed: i
                     f"{spec.name} is not an attention recipe, which {weights.heads} heads of width "
                     f"{head_dim} in a model of width {weights.dim} require."
                 )
-            return registry.create(spec.name, dim=width, **arguments)
+            mixer = registry.create(spec.name, dim=width, **arguments)
+            if mixer.requires_stack:
+                raise Unsupported(
+                    f"{spec.name} needs the stack {mixer.stack_name!r}, and the layers of this "
+                    "model pass nothing on but tokens."
+                )
+            return mixer
         model_kv_heads = weights.kv_heads or weights.heads
         kv_heads = arguments.pop("kv_heads", model_kv_heads)
         if model_kv_heads % kv_heads:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,8 +31,11 @@ from regard.hf.modules import Replacement
 from regard.hf.swapping import BEFORE_RECOVERY, find_sites, restore
 from regard.json_files import read_json, write_json
 from regard.models.config import ModuleSpec
+from regard.output_folders import check_output_folder
 from regard.progress import progress_bar
-from regard.train.settings import TrainSettings
+from regard.train.distributed import is_main_process
+from regard.train.lock import LOCK_FILE, lock_folder
+from regard.train.settings import UNLIMITED_STEPS, TrainSettings
 from regard.train.trainer import Trainer
 
 LAYER_SHARE = 0.3  # of the time is for single layers
@@ -45,7 +48,6 @@ SETTINGS = {
     "warmup_steps": 20,
     "weight_decay": 0.0,
 }
-UNLIMITED_STEPS = 10**9  # where time is the limit
 RECOVERY_NAME = "recovery.json"
 ProgressCallback = Callable[[str, float, float], None]
 
@@ -179,7 +181,12 @@ def recover(
 
     curve: list[dict[str, Any]] = []
     done, spent = 0, 0.0
-    with train_only(model, blocks), without_caches(model, teacher), progress(callback) as report:
+    with (
+        nullcontext() if folder is None or not is_main_process() else lock_folder(Path(folder)),
+        train_only(model, blocks),
+        without_caches(model, teacher),
+        progress(callback) as report,
+    ):
         for stage, loss, share in stages:
             settings: dict[str, Any] = {
                 **SETTINGS,
@@ -204,7 +211,7 @@ def recover(
                         "stage": stage,
                         "step": done,
                         "seconds": spent,
-                        "score": trainer.score("valid"),
+                        "score": trainer.evaluate("valid").value,
                     }
                 )
                 result = trainer.run()
@@ -278,6 +285,7 @@ def digest(tensors: Iterable[Tensor]) -> str:
 
 def check_resumed_folder(folder: Path, facts: dict[str, Any]) -> None:
     """Raise if the folder holds a run with another objective, other mixers, texts or weights."""
+    check_output_folder(folder, "recovery", RECOVERY_NAME, others=[LOCK_FILE])
     path = folder / RECOVERY_NAME
     if not path.exists():
         folder.mkdir(parents=True, exist_ok=True)
@@ -325,7 +333,9 @@ def compare_with_teacher(
     sample = []
     for start in range(0, examples.size("valid"), 8):
         batch = examples.batch("valid", range(start, min(start + 8, examples.size("valid"))))
-        sample.append(build_inputs(model, batch.tokens, batch.mask).to(device))
+        x, mask = batch.inputs["x"], batch.inputs["mask"]
+        assert x is not None
+        sample.append(build_inputs(model, x, mask).to(device))
     with without_caches(model, teacher):
         measure_drift(
             report,

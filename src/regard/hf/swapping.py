@@ -23,6 +23,7 @@ from regard.hf.modules import Replacement, SwappedAttention, SwappedMixer, insta
 from regard.mixer import Mixer
 from regard.models.config import ModuleSpec
 from regard.models.model import Model
+from regard.registry import LayerNumber, derive_seed, get_recipe
 
 # Attributes of a swapped model, for `restore`.
 BEFORE_RECOVERY = (
@@ -85,7 +86,7 @@ def swap(
         report: Sample to measure the drift on: texts (with `tokenizer`), a tensor, a dict of model
             inputs, or a list of these. A function of the model is used as `metric`.
         metric: Function of the model, evaluated before and after.
-        seed: Seed of new weights.
+        seed: Seed of new weights, and of what mixers draw beside them (hashes, random blocks).
         device: Move the model there first: "auto", "cpu", "cuda", "cuda:1" or "mps". Default: it
             stays where it is.
         dtype: Precision of the drift measurement: "float32" (the weights' own), or "bfloat16" or
@@ -101,7 +102,7 @@ def swap(
         raise ValueError(
             "This model was trained by `recover`: call `regard.restore` before swapping again."
         )
-    specs = choose_specs(mixer, layers, arguments, len(sites))
+    specs = add_layer_options(choose_specs(mixer, layers, arguments, len(sites)), seed)
     if callable(report) and metric is None:
         report, metric = None, report
     sample = None if report is None else make_batches(model, report, tokenizer)
@@ -263,6 +264,27 @@ def choose_specs(
     if not numbers:
         raise ValueError(f"`layers` selects none of the {count} layers.")
     return {layer_number(number, count): spec for number in numbers}
+
+
+def add_layer_options(specs: dict[int, ModuleSpec], seed: int) -> dict[int, ModuleSpec]:
+    """The specs with the number and seed of each layer, for recipes that have them. They are saved
+    with the model, so that a loaded one draws the same."""
+    complete = {}
+    for layer, spec in specs.items():
+        if spec.name == "linformer" and spec.arguments.get("share") == "layers":
+            raise ValueError(
+                "swap builds each layer on its own and cannot share a projection between layers: "
+                "use share='kv', or train a model with share='layers' from a configuration."
+            )
+        alike = sorted(other for other in specs if specs[other] == spec)
+        options = get_recipe(spec.name).layer_options(
+            spec.arguments,
+            layer=LayerNumber(alike.index(layer), len(alike)),
+            seed=derive_seed(seed, layer),
+        )
+        arguments = {**spec.arguments, **options}
+        complete[layer] = ModuleSpec.model_construct(name=spec.name, arguments=arguments)
+    return complete
 
 
 def layer_number(layer: int, count: int) -> int:

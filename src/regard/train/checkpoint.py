@@ -1,13 +1,18 @@
 """Checkpoints: folders of safetensors and JSON that are either complete or absent.
 
 All files are written into a temporary folder and flushed; the manifest with the checksums of the
-other files comes last, then the folder is renamed. If the process is killed at any moment, the
-newest folder with a manifest is intact.
+other files comes last, then the folder is renamed. An old checkpoint is renamed before it is
+deleted. If the process is killed at any moment, all folders named `step-...` are intact.
+
+Only folders that this module wrote are deleted: temporary folders, and checkpoints that contain the
+files of their manifest and nothing else.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -19,7 +24,12 @@ from torch import Tensor
 
 from regard.json_files import PARTIAL_PREFIX, CorruptFile, flush_to_disk, read_json, write_json
 
-PREFIX, MANIFEST = "step-", "manifest.json"
+PREFIX, MANIFEST, BROKEN_PREFIX = "step-", "manifest.json", "broken-"
+CHECKPOINT_NAME = re.compile(rf"{PREFIX}(\d{{8,}})")
+PARTIAL_NAME = re.compile(rf"{re.escape(PARTIAL_PREFIX)}\d+(-old)?")
+FILE_NAME = re.compile(  # safetensors writes to .tmp...
+    rf"\w+\.safetensors|({re.escape(PARTIAL_PREFIX)})?{re.escape(MANIFEST)}|\.tmp\w{{6}}"
+)
 
 
 class CheckpointWriteError(OSError):
@@ -45,9 +55,7 @@ def save(
     partial, final = root / f"{PARTIAL_PREFIX}{step}", checkpoint_path(root, step)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        complete = set(list_checkpoints(root))
-        for left_over in {*root.glob(f"{PARTIAL_PREFIX}*"), *root.glob(f"{PREFIX}*")} - complete:
-            shutil.rmtree(left_over)  # of a process that was killed
+        remove_partial(root)
         partial.mkdir()
         for name, each in tensors.items():
             path = partial / f"{name}.safetensors"
@@ -55,13 +63,18 @@ def save(
             flush_to_disk(path)
         checksums = {path.name: _checksum(path) for path in sorted(partial.iterdir())}
         manifest = {"step": step, "files": checksums, "metadata": dict(metadata)}
+        manifest["checksum"] = _manifest_checksum(manifest)
         write_json(partial / MANIFEST, manifest)
         flush_to_disk(partial)
-        if final.exists():
-            shutil.rmtree(final)
+        if final.is_symlink() or final.exists():  # of the same step with fewer evaluations
+            if _is_ours(final):
+                final.rename(root / f"{PARTIAL_PREFIX}{step}-old")
+            else:
+                set_aside(final)
         partial.rename(final)
     except (OSError, SafetensorError) as error:  # safetensors reports a full disk as its own error
-        shutil.rmtree(partial, ignore_errors=True)
+        if partial.is_dir() and not partial.is_symlink():
+            remove_partial(root)
         last = list_checkpoints(root)
         remaining = (
             f"The last checkpoint is {last[-1]}" if last else "There is no earlier checkpoint"
@@ -71,8 +84,27 @@ def save(
         ) from error
     flush_to_disk(root)
     for old in list_checkpoints(root)[:-keep]:
-        shutil.rmtree(old)
+        if _is_ours(old):
+            old.rename(root / f"{PARTIAL_PREFIX}{_step(old)}-old")
+    remove_partial(root)
     return final
+
+
+def remove_partial(root: Path) -> None:
+    """Delete the temporary folders of this process, and of one that was killed."""
+    for path in root.iterdir() if root.is_dir() else ():
+        is_ours = PARTIAL_NAME.fullmatch(path.name) and path.is_dir() and not path.is_symlink()
+        if is_ours and all(FILE_NAME.fullmatch(e.name) and e.is_file() for e in path.iterdir()):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def set_aside(path: Path) -> Path:
+    """Rename a checkpoint that cannot be used, so that it is neither read nor deleted."""
+    number, aside = 1, path.with_name(f"{BROKEN_PREFIX}{path.name}")
+    while aside.is_symlink() or aside.exists():
+        number, aside = number + 1, path.with_name(f"{BROKEN_PREFIX}{path.name}-{number}")
+    path.rename(aside)
+    return aside
 
 
 def checkpoint_path(root: Path, step: int) -> Path:
@@ -81,15 +113,25 @@ def checkpoint_path(root: Path, step: int) -> Path:
 
 
 def list_checkpoints(root: Path) -> list[Path]:
-    """All complete checkpoints of a run, oldest first."""
-    return sorted(path for path in root.glob(f"{PREFIX}*") if (path / MANIFEST).is_file())
+    """All checkpoints of a run by their names, oldest first; some may be damaged."""
+    if not root.is_dir():
+        return []
+    return sorted((p for p in root.iterdir() if CHECKPOINT_NAME.fullmatch(p.name)), key=_step)
 
 
 def load(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
     """Tensors and metadata of a checkpoint; raises `CorruptFile` if a checksum does not match."""
+    if path.is_symlink():
+        raise CorruptFile(f"{path} is a symbolic link.")
+    if not (path / MANIFEST).exists():
+        raise CorruptFile(f"{path} is not a checkpoint: it has no {MANIFEST}.")
     manifest = read_json(path / MANIFEST)
     try:
         checksums, metadata = manifest["files"], manifest["metadata"]
+        if manifest.get("checksum", _manifest_checksum(manifest)) != _manifest_checksum(manifest):
+            raise CorruptFile(f"{path / MANIFEST} does not match its checksum: it was modified.")
+        if manifest["step"] != _step(path):
+            raise CorruptFile(f"{path} contains the checkpoint of step {manifest['step']!r}.")
         for name, expected in checksums.items():
             if Path(name).name != name or _checksum(path / name) != expected:
                 raise CorruptFile(
@@ -97,18 +139,41 @@ def load(path: Path) -> tuple[dict[str, dict[str, Tensor]], dict[str, Any]]:
                 )
         return {Path(name).stem: load_file(path / name) for name in checksums}, metadata
     except (KeyError, TypeError, AttributeError, OSError, SafetensorError) as error:
-        raise CorruptFile(f"{path} is not a checkpoint: {error!r}") from None
+        raise CorruptFile(f"{path} is not a checkpoint: {error!r}.") from None
 
 
-def latest_checkpoint(root: Path, warn: Callable[[str], None] = lambda text: None) -> Path | None:
-    """The last checkpoint that can be loaded; `warn` is called for each one that cannot."""
+def latest_checkpoint(
+    root: Path, on_skip: Callable[[Path, str], None] = lambda path, reason: None
+) -> Path | None:
+    """The last checkpoint that can be loaded; `on_skip` gets each later one, and what is wrong."""
     for path in reversed(list_checkpoints(root)):
         try:
             load(path)
             return path
         except CorruptFile as error:
-            warn(f"Skipped: {error}")
+            on_skip(path, str(error))
     return None
+
+
+def _step(path: Path) -> int:
+    return int(path.name.removeprefix(PREFIX))
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a folder contains the files of its manifest and nothing else."""
+    try:
+        entries = list(path.iterdir())
+        names = {entry.name for entry in entries}
+        are_files = all(entry.is_file() and not entry.is_symlink() for entry in entries)
+        known = {MANIFEST, *read_json(path / MANIFEST)["files"]}
+        return not path.is_symlink() and are_files and names <= known
+    except (OSError, CorruptFile, KeyError, TypeError):
+        return False
+
+
+def _manifest_checksum(manifest: Mapping[str, Any]) -> str:
+    content = {key: value for key, value in manifest.items() if key != "checksum"}
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 def _checksum(path: Path) -> str:

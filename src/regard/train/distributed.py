@@ -92,6 +92,14 @@ class WorkerGroup:
             raise outcome[1]
         return outcome[0]
 
+    def all_gather_object(self, value: T) -> list[T]:
+        """The values of all processes by rank, of any type."""
+        if self.world_size == 1:
+            return [value]
+        gathered: list[Any] = [None] * self.world_size
+        dist.all_gather_object(gathered, value)
+        return gathered
+
     def all_gather(self, tensor: Tensor) -> list[Tensor]:
         """The tensors of all processes by rank; they must have the same shape."""
         if self.world_size == 1:

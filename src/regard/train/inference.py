@@ -1,42 +1,100 @@
-"""Use a finished run: evaluate it, classify texts, or generate text."""
+"""Use a finished run: evaluate it, predict, or generate text."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from regard.device import autocast, resolve_device, resolve_dtype
 from regard.errors import check_choice, check_int
-from regard.json_files import read_json
-from regard.models import Decoder, DecodingStep, Model, load
-from regard.models.model import outer_mixers
+from regard.models import Decoder, DecodingStep, Model, Seq2Seq, load as load_model
+from regard.models.model import SingleStackModel, outer_mixers
+from regard.plugins import load_plugins
 from regard.state import JoinedState, run_by_group
-from regard.tasks import Example, Task, TextProcessor, processor_from_dict
-from regard.tasks.base import IGNORE_INDEX, SPLITS, collate, to_int64
-from regard.train.run import MODEL_DIR, TASK_FILE, RunSpec, read_spec
+from regard.tasks import (
+    Batch,
+    Example,
+    Prediction,
+    Processor,
+    Task,
+    TextProcessor,
+    find_task,
+)
+from regard.tasks.base import SPLITS, collate
+from regard.train.evaluation import evaluate_examples
+from regard.train.run import MODEL_DIR, RunSpec, read_finished_spec, read_processor
 
 
-class TrainedRun(NamedTuple):
-    """A finished run.
+@dataclass(frozen=True)
+class TrainedRun:
+    """A finished run, to use its model on raw inputs.
 
     Attributes:
-        processor: Turns texts into tokens; None if the task has no texts.
+        processor: Turns raw inputs into those of the model; None if the task generates its inputs.
         device: Device of the model.
-        dtype: float32, or the dtype of autocast for `predict` and `generation_step`.
+        dtype: float32, or the dtype of autocast for `predict`, `embed` and `generation_step`.
     """
 
     folder: Path
     spec: RunSpec
     model: Model
-    processor: TextProcessor | None
+    processor: Processor | None
     device: torch.device
     dtype: torch.dtype
+
+    def predict(self, raw_inputs: Iterable[Any], *, batch_size: int = 32) -> list[Prediction]:
+        """A prediction for each raw input, in order: a dict of JSON values, such as the label and
+        its probability.
+
+        Args:
+            raw_inputs: Texts, rows (column name -> value) or paths, as the task takes them.
+            batch_size: Inputs per batch.
+        """
+        return list(predict(self, raw_inputs, batch_size=batch_size))
+
+    def embed(self, raw_inputs: Iterable[Any], *, batch_size: int = 32) -> Tensor:
+        """A vector for each raw input, (n, d) of float32 on the CPU: the mean of its tokens after
+        the last layer, before the head. For an encoder-decoder those of the encoder.
+
+        Args:
+            raw_inputs: As in `predict`.
+            batch_size: Inputs per batch.
+        """
+        assert self.model.config is not None
+        parts = [
+            mean_tokens(*self._hidden_tokens(batch))
+            for batch in encode_batches(self, raw_inputs, batch_size)
+        ]
+        return torch.cat([torch.empty(0, self.model.config.dim), *parts])
+
+    @torch.no_grad()
+    def _hidden_tokens(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
+        """The tokens (b, n, d) before the head, and their mask."""
+        mask, model = batch.inputs.get("mask"), self.model
+        with autocast(self.device, self.dtype):
+            if isinstance(model, Seq2Seq):
+                return model.encode(cast(Tensor, batch.inputs["source"]), mask)
+            if isinstance(model, SingleStackModel):
+                hidden: tuple[Tensor, Tensor | None] = model.backbone(batch.inputs["x"], mask)
+                return hidden
+        raise ValueError(
+            f"A {type(model).__name__} reads pairs of sequences and has no vector for each input."
+        )
+
+
+def mean_tokens(x: Tensor, mask: Tensor | None) -> Tensor:
+    """Tokens (b, n, d) -> their mean over the mask, (b, d) of float32 on the CPU."""
+    x = x.float().cpu()
+    weight = torch.ones(x.shape[:2]) if mask is None else mask.float().cpu()
+    return (x * weight[..., None]).sum(1) / weight.sum(1, keepdim=True).clamp(min=1)
 
 
 def load_run(
@@ -44,64 +102,32 @@ def load_run(
     *,
     device: str | torch.device = "auto",
     dtype: str | torch.dtype = "float32",
+    plugins: Iterable[str | Path] = (),
+    on_warning: Callable[[str], None] = warnings.warn,
 ) -> TrainedRun:
-    """Load the model and the text processor of a finished run.
+    """Load the model and the processor of a finished run, to use it on raw inputs.
 
     Args:
         folder: Folder of the run, which may have been trained on another device.
         device: "auto", "cpu", "cuda", "cuda:1" or "mps".
         dtype: "float32", or "bfloat16" or "float16" for mixed precision.
+        plugins: The Python files that the run was trained with; they are executed.
+        on_warning: Called with a text if a plugin has changed since then.
     """
     folder, device = Path(folder), resolve_device(device)
     dtype = resolve_dtype(dtype, device)
-    spec = read_spec(folder)
-    if not (folder / MODEL_DIR).is_dir():
-        raise ValueError(
-            f"Run {folder} is not finished. Resume it with: regard train --resume {folder}"
-        )
-    content = read_json(folder / TASK_FILE)["processor"] if (folder / TASK_FILE).exists() else {}
-    processor = processor_from_dict(content) if content else None
-    model = load(folder / MODEL_DIR, device=device)
+    load_plugins(plugins)
+    spec = read_finished_spec(folder, on_warning)
+    content = read_processor(folder)
+    processor = find_task(spec.task.name).load_processor(content) if content else None
+    model = load_model(folder / MODEL_DIR, device=device)
     return TrainedRun(folder, spec, model, processor, device, dtype)
 
 
+load = load_run  # as `regard.load`
+
+
 # ---------------------------------------------------------------------------------------- evaluate
-class MetricAccumulator:
-    """Accumulates the metric, the loss and the counts for F1 over batches."""
-
-    def __init__(self, task: Task) -> None:
-        self.task = task
-        self.metric_sum, self.count, self.loss_sum, self.targets = 0.0, 0, 0.0, 0
-        self.correct, self.predicted, self.actual = torch.zeros(3, task.classes, dtype=torch.long)
-
-    def add(self, logits: Tensor, target: Tensor) -> None:
-        """Add one batch."""
-        logits, target = logits.cpu(), target.cpu()
-        metric_sum, count = self.task.score(logits, target)
-        has_target = target != IGNORE_INDEX
-        actual, predicted = target[has_target], logits.argmax(-1)[has_target]
-        self.metric_sum, self.count = self.metric_sum + metric_sum, self.count + count
-        self.loss_sum += float(self.task.loss(logits, target)) * len(actual)
-        self.targets += len(actual)
-        for counts, labels in (
-            (self.correct, actual[actual == predicted]),
-            (self.predicted, predicted),
-            (self.actual, actual),
-        ):
-            counts += torch.bincount(labels, minlength=self.task.classes)
-
-    def compute(self) -> dict[str, float]:
-        """The metric, the loss in nats per target, and macro-F1 (accuracy) or perplexity (bits)."""
-        loss = self.loss_sum / self.targets
-        result = {self.task.metric: self.metric_sum / self.count, "loss": loss}
-        if self.task.metric != "accuracy":
-            return result | {"perplexity": math.exp(min(loss, 700))}
-        occurs = self.predicted + self.actual > 0
-        f1 = 2 * self.correct[occurs] / (self.predicted + self.actual)[occurs]
-        return result | {"macro_f1": float(f1.mean())}
-
-
-@torch.no_grad()
 def evaluate(
     model: Model,
     task: Task,
@@ -111,61 +137,74 @@ def evaluate(
     batch_size: int = 32,
     dtype: str | torch.dtype = "float32",
 ) -> dict[str, Any]:
-    """Evaluate a model, on the device of its weights.
+    """Evaluate a model, on the device of its weights: all metrics of the task, and the loss.
 
     Args:
         split: "train", "valid" or "test".
-        examples: Number of examples, from the first. None: all.
+        examples: Number of examples, a random sample (`Task.sample`). None: all.
         dtype: "float32", or "bfloat16" or "float16" for mixed precision.
     """
     device = next(model.parameters()).device
-    dtype = resolve_dtype(dtype, device)
+    chosen = resolve_dtype(dtype, device)
     check_choice("split", split, SPLITS)
     check_int(1, batch_size=batch_size, examples=1 if examples is None else examples)
     if split == "train" and examples is None:
         raise ValueError("The training split may be endless: give the number of examples.")
     wanted = task.size(split) if examples is None else min(examples, task.size(split))
-    metrics = MetricAccumulator(task)
-    for first in range(0, wanted, batch_size):
-        batch = task.batch(split, range(first, min(first + batch_size, wanted)))
-        moved = batch.to(device)
-        with autocast(device, dtype):
-            logits = model(moved.tokens, mask=moved.mask)
-        metrics.add(logits, batch.target)
-    return {"split": split, "examples": wanted, **metrics.compute()}
+
+    def forward(batch: Batch) -> Tensor:
+        with autocast(device, chosen):
+            return model(**batch.inputs)
+
+    evaluation = evaluate_examples(
+        task,
+        model,
+        task.sample(split, wanted).tolist(),
+        split,
+        forward=forward,
+        batch_size=batch_size,
+        device=device,
+    )
+    return {"split": split, "examples": wanted, **evaluation.values(), "loss": evaluation.loss}
 
 
 # ----------------------------------------------------------------------------------------- predict
-class Prediction(NamedTuple):
-    """The most probable label of a text, and the probabilities of all labels."""
-
-    text: str
-    label: str
-    probability: float
-    probabilities: dict[str, float]
+def encode_batches(run: TrainedRun, raw_inputs: Iterable[Any], batch_size: int) -> Iterator[Batch]:
+    """The inputs of the model for raw inputs, in batches on the device of the run."""
+    check_int(1, batch_size=batch_size)
+    processor = run.processor
+    if processor is None:
+        raise ValueError(
+            f"Task {run.spec.task.name!r} has no inputs of its own: its examples are generated. "
+            "Evaluate it with: regard eval"
+        )
+    if isinstance(raw_inputs, str | Mapping | Path):
+        raise TypeError(
+            f"Expected a list of raw inputs, not one {type(raw_inputs).__name__}: "
+            "write [...] around it."
+        )
+    remaining, first = iter(raw_inputs), 1
+    while chunk := list(itertools.islice(remaining, batch_size)):
+        examples = []
+        for raw in chunk:
+            try:
+                examples.append(Example(processor.encode(raw), {}))
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"Input {first + len(examples)}: {error}") from error
+        first += len(chunk)
+        yield collate(examples).to(run.device)
 
 
 @torch.no_grad()
-def predict(run: TrainedRun, texts: Iterable[str], *, batch_size: int = 32) -> Iterator[Prediction]:
-    """Predict the label of each text, in order."""
-    processor = run.processor
-    if processor is None or not processor.labels:
-        raise ValueError(
-            f"Task {run.spec.task.name!r} does not predict labels of texts: "
-            "predict works with runs of the task 'classify'."
-        )
-    remaining = iter(texts)
-    while chunk := list(itertools.islice(remaining, batch_size)):
-        no_target = torch.tensor(0)
-        batch = collate([Example(to_int64(processor.encode(text)), no_target) for text in chunk])
-        batch = batch.to(run.device)
+def predict(
+    run: TrainedRun, raw_inputs: Iterable[Any], *, batch_size: int = 32
+) -> Iterator[Prediction]:
+    """Like `TrainedRun.predict`, one batch after the other."""
+    for batch in encode_batches(run, raw_inputs, batch_size):
+        assert run.processor is not None
         with autocast(run.device, run.dtype):
-            logits = run.model(batch.tokens, mask=batch.mask)
-        rows = logits.cpu().double().softmax(-1).tolist()
-        for text, row in zip(chunk, rows, strict=True):
-            best = max(range(len(row)), key=row.__getitem__)
-            probabilities = dict(zip(processor.labels, row, strict=True))
-            yield Prediction(text, processor.labels[best], row[best], probabilities)
+            predictions = run.processor.predict(run.model, batch.inputs)
+        yield from predictions
 
 
 # ---------------------------------------------------------------------------------------- generate
@@ -184,7 +223,11 @@ def generation_step(run: TrainedRun) -> DecodingStep:
     streaming read the whole context for every token. Tokens must be on the device of the run.
     """
     model, processor = run.model, run.processor
-    if processor is None or processor.labels or not isinstance(model, Decoder):
+    if (
+        not isinstance(processor, TextProcessor)
+        or processor.labels
+        or not isinstance(model, Decoder)
+    ):
         raise ValueError(
             f"Task {run.spec.task.name!r} does not generate text: "
             "generate works with runs of the task 'lm'."

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -18,17 +20,23 @@ class LossModule(nn.Module):
     auxiliary losses that are means over tokens or that depend on weights only.
     """
 
-    def __init__(self, model: nn.Module, task: Task, dtype: torch.dtype) -> None:
+    def __init__(
+        self, model: nn.Module, task: Task, dtype: torch.dtype, *, label_smoothing: float = 0.0
+    ) -> None:
         super().__init__()
         self.model, self.task, self.dtype = model, task, dtype
+        self.options: dict[str, Any] = {}
+        if label_smoothing:
+            self.options["label_smoothing"] = label_smoothing
 
     def forward(self, batch: Batch, target_share: float = 1.0, token_share: float = 1.0) -> Tensor:
         """The weighted loss of one batch."""
         with collect_aux() as aux:
-            logits = self.predict(batch)
-        return self.task.loss(logits, batch.target) * target_share + aux.loss() * token_share
+            output = self.compute_output(batch)
+        loss = self.task.loss(output, batch, **self.options)
+        return loss * target_share + aux.loss() * token_share
 
-    def predict(self, batch: Batch) -> Tensor:
-        """The logits of the model, under autocast unless the dtype is float32."""
-        with autocast(batch.tokens.device, self.dtype):
-            return self.model(batch.tokens, mask=batch.mask)
+    def compute_output(self, batch: Batch) -> Tensor:
+        """The output of the model, under autocast unless the dtype is float32."""
+        with autocast(batch.device, self.dtype):
+            return self.model(**batch.inputs)

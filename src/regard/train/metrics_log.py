@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from regard.json_files import PARTIAL_PREFIX
+from regard.json_files import name_file, write_text
 from regard.train.tensorboard import TensorBoardWriter
 
 METRICS_FILE = "metrics.jsonl"
@@ -24,29 +23,32 @@ class MetricsLog:
     def write(self, row: dict[str, Any]) -> None:
         """Append one row."""
         if self.path is not None:
-            with self.path.open("a", encoding="utf-8") as file:
+            with name_file(self.path), self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(row) + "\n")
         if self.tensorboard is not None:
             self.tensorboard.write(row)
 
-    def truncate(self, step: int, evaluated: Collection[float] = ()) -> None:
+    def truncate(self, step: int, evaluated: Collection[float] = ()) -> int:
         """Drop the rows after a step, and evaluations at steps other than `evaluated`: a resumed
-        run writes them again."""
+        run writes them again.
+
+        Returns the number of damaged lines, which are dropped too. The last line does not count:
+        it may be the one that a killed process was writing.
+        """
         if self.path is None:
-            return
+            return 0
         self.path.parent.mkdir(parents=True, exist_ok=True)
+        parsed = list(map(parse_row, read_lines(self.path) if self.path.exists() else ()))
         rows = [
             row
-            for row in (read_metrics(self.path) if self.path.exists() else [])
+            for row in filter(None, parsed)
             if row["step"] <= step and ("valid" not in row or row["step"] in evaluated)
         ]
-        partial = self.path.with_name(
-            f"{PARTIAL_PREFIX}{METRICS_FILE}"
-        )  # survives a kill at any time
-        partial.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
-        os.replace(partial, self.path)
+        # by renaming, which survives a kill at any time
+        write_text(self.path, "".join(f"{json.dumps(row)}\n" for row in rows))
         if self.tensorboard is not None:
             self.tensorboard.open(step)
+        return parsed[:-1].count({})
 
     def close(self) -> None:
         """Close the TensorBoard files."""
@@ -55,14 +57,13 @@ class MetricsLog:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """All complete rows of a metrics file; a truncated last line is dropped."""
-    rows = []
-    for line in path.read_text(encoding="utf-8").splitlines():
-        try:
-            rows.append(json.loads(line))
-        except ValueError:
-            break
-    return rows
+    """All rows of a metrics file; lines that are truncated or damaged are left out."""
+    return [row for row in map(parse_row, read_lines(path)) if row]
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a file; what is not UTF-8 is replaced."""
+    return path.read_text(encoding="utf-8", errors="replace").splitlines()
 
 
 def last_row(path: Path, window: int = 4096) -> dict[str, Any]:
@@ -73,9 +74,17 @@ def last_row(path: Path, window: int = 4096) -> dict[str, Any]:
             lines = file.read().decode("utf-8", errors="replace").splitlines()
     except OSError:
         return {}
-    for line in reversed(lines):
-        try:
-            return dict(json.loads(line))
-        except ValueError:
-            continue
-    return {}
+    return next(filter(None, map(parse_row, reversed(lines))), {})
+
+
+def parse_row(line: str) -> dict[str, Any]:
+    """The row of a line, or an empty one if it is not an object of numbers with a step."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+        return {}
+    # False for NaN; larger integers do not fit a float
+    numbers = (isinstance(value, int | float) and abs(value) < 1e300 for value in row.values())
+    return row if all(numbers) else {}

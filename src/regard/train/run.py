@@ -5,110 +5,198 @@ run/task.json        tokenizer and labels of the task, to use the model without 
 run/metrics.jsonl    the loss of each step, and the evaluations
 run/checkpoints/     checkpoints to resume from
 run/model/           config.json and model.safetensors
+run/test.safetensors the statistics of each test example, by metric
 run/result.json      the result, written last: a run with this file is finished
+run/lock             locked while a process works in the folder
 """
 
 from __future__ import annotations
 
+import inspect
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import torch
-from pydantic import Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from safetensors.torch import save as serialize
 
 from regard.device import describe_device, peak_memory, reset_peak_memory
 from regard.environment import environment, peak_bytes
 from regard.errors import format_validation_error
-from regard.json_files import read_json, write_json
+from regard.json_files import PARTIAL_PREFIX, CorruptFile, name_file, read_json, write_json
 from regard.models import Model, ModelConfig, ModuleSpec, build, save
 from regard.models.config import (
     Depth,
-    LMHeadConfig,
-    MatchingHeadConfig,
+    InputConfig,
+    PatchInput,
     Probability,
-    SequenceClassificationHeadConfig,
     Size,
     StrictModel,
-    TokenClassificationHeadConfig,
     TokenInput,
 )
-from regard.models.serialization import load_tensors
-from regard.tasks import Task, create_task
+from regard.models.serialization import (
+    check_replaceable,
+    load_tensors,
+    read_small_text,
+    remove_partial_files,
+)
+from regard.output_folders import check_output_folder
+from regard.plugins import PluginFile, require_plugins
+from regard.tasks import Task, create_task, find_task
 from regard.tasks.base import SPLITS
+from regard.tasks.tokenizers import RUN_PREFIX
+from regard.train.checkpoint import list_checkpoints
 from regard.train.distributed import WorkerGroup, init_distributed
-from regard.train.ema import averaged_weights
+from regard.train.evaluation import Evaluation
+from regard.train.lock import LOCK_FILE, lock_folder
+from regard.train.overview import RunOverview, describe_run
+from regard.train.plateau import constant_loss
 from regard.train.settings import TrainSettings
-from regard.train.trainer import Trainer, TrainProgress
+from regard.train.trainer import CHECKPOINTS, Trainer, TrainProgress
+from regard.train.transfer import WeightTransfer, same_targets, same_tokens, transfer_weights
 
 SPEC_FILE, RESULT_FILE, MODEL_DIR, TASK_FILE = "spec.json", "result.json", "model", "task.json"
+TEST_FILE = "test.safetensors"
 MIN_SECONDS = 1.0  # of training, however late the run starts
 EXIT_SECONDS = 0.5  # to write the model and end the process
 
 
-class RunSpec(StrictModel):
-    """Everything that defines a run.
+class ModelSettings(StrictModel):
+    """The parts and the size of the model of a run; the task decides the rest.
 
     Args:
-        task: Name and arguments of the task.
         mixer: Name and arguments of the recipe.
         dim: Model width.
         heads: Number of attention heads.
         layers: Number of layers.
         ffn_dim: Width of the feed-forward layers. None: 4 * dim.
+        ffn: Feed-forward layer. None: the layers have none.
         position: Positional encoding; see `regard.position`.
+        norm: Norm of the layers.
+        residual: Residual connection: where the norm is, and how outputs are added.
+        stack: How the layers are combined. None: as the mixer needs, else one after the other.
         dropout: Dropout probability.
-        settings: How to train.
-        threads: Number of PyTorch threads. None: PyTorch's default.
     """
 
-    task: ModuleSpec
     mixer: ModuleSpec = ModuleSpec(name="vanilla")
     dim: Size = 64
     heads: Size = 4
     layers: Depth = 2
     ffn_dim: Size | None = None
+    ffn: ModuleSpec | None = ModuleSpec(name="mlp")
     position: ModuleSpec = ModuleSpec(name="learned")
+    norm: ModuleSpec = ModuleSpec(name="layer")
+    residual: ModuleSpec = ModuleSpec(name="pre")
+    stack: ModuleSpec | None = None
     dropout: Probability = 0.0
+
+
+def read_model_settings(path: str | Path) -> dict[str, Any]:
+    """The settings that a JSON file gives, by name: `{"dim": 128, "ffn": "swiglu", ...}`."""
+    text = read_small_text(Path(path).expanduser())
+    try:
+        settings = ModelSettings.model_validate_json(text)
+    except ValidationError as error:
+        raise ValueError(f"{path}: {format_validation_error(error)}") from None
+    return {name: getattr(settings, name) for name in settings.model_fields_set}
+
+
+class RunSpec(ModelSettings):
+    """Everything that defines a run: the model (`ModelSettings`), the task and how to train.
+
+    Args:
+        task: Name and arguments of the task.
+        settings: How to train.
+        pretrained: Folder of the run whose weights the model starts from. None: none.
+        plugins: Python files that register its recipes or its task.
+        threads: Number of PyTorch threads. None: PyTorch's default.
+    """
+
+    task: ModuleSpec
     settings: TrainSettings = TrainSettings()
+    pretrained: str | None = None
+    plugins: tuple[PluginFile, ...] = ()
     threads: Annotated[int, Field(ge=1, le=4096)] | None = None
 
 
+Count = Annotated[int, Field(ge=0, lt=1 << 63)]
+
+
+class CurveRow(BaseModel):
+    """One evaluation in result.json."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    step: Count
+    seconds: FiniteFloat
+    valid: FiniteFloat
+    loss: FiniteFloat
+
+
+class StoredResult(BaseModel):
+    """The values of result.json that other commands read, to validate a file; see `TrainResult`."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    steps: Count
+    seconds: FiniteFloat
+    tokens: Count
+    parameters: Count
+    loss: FiniteFloat
+    best: FiniteFloat
+    best_step: Count | None = None
+    test: FiniteFloat
+    examples: Count
+    metrics: dict[str, FiniteFloat]
+    metric: str
+    higher_is_better: bool
+    stopped: str
+    curve: list[CurveRow]
+    peak_bytes: Annotated[int, Field(gt=-(1 << 63), lt=1 << 63)] | None
+    environment: dict[str, Any]
+
+
 def model_config(spec: RunSpec, task: Task) -> ModelConfig:
-    """The model for a task: an encoder, a decoder or a dual encoder with a head."""
-    kind: Literal["encoder", "decoder", "dual_encoder"] = "decoder" if task.causal else "encoder"
-    head: (
-        LMHeadConfig
-        | TokenClassificationHeadConfig
-        | SequenceClassificationHeadConfig
-        | MatchingHeadConfig
+    """The model for a task: what the task needs, with the mixer and the size of the run."""
+    needs = task.needs
+    ffn = spec.ffn
+    if spec.ffn_dim is not None:
+        if ffn is None:
+            raise ValueError("ffn_dim is the width of feed-forward layers, and the model has none.")
+        ffn = ModuleSpec(name=ffn.name, arguments={**ffn.arguments, "hidden": spec.ffn_dim})
+    source, target = (
+        _scale_embeddings(each, spec.position) for each in (needs.input, needs.target)
     )
-    if task.output == "pair":
-        kind, head = "dual_encoder", MatchingHeadConfig(num_classes=task.classes)
-    elif task.output == "sequence":
-        pooling: Literal["last", "mean"] = "last" if task.causal else "mean"
-        head = SequenceClassificationHeadConfig(num_classes=task.classes, pooling=pooling)
-    elif task.is_language_model:
-        head = LMHeadConfig()
-    else:
-        head = TokenClassificationHeadConfig(num_classes=task.classes)
-    ffn = {} if spec.ffn_dim is None else {"hidden": spec.ffn_dim}
-    # sinusoids have amplitude 1: unscaled embeddings would be negligible beside them
-    scale = spec.position.name in ("sinusoid", "sinusoid_2d")
+    assert source is not None
     return ModelConfig(
-        kind=kind,
-        input=TokenInput(vocab_size=task.vocab_size, scale_embeddings=scale),
-        head=head,
+        kind=needs.kind,
+        input=source,
+        target=target,
+        head=needs.head,
         dim=spec.dim,
         heads=spec.heads,
         layers=spec.layers,
-        length=task.length,
+        length=None if isinstance(needs.input, PatchInput) else needs.length,
         mixer=[spec.mixer],
-        ffn=[ModuleSpec(name="mlp", arguments=ffn)],
+        ffn=[ffn],
+        norm=spec.norm,
+        residual=spec.residual,
+        stack=spec.stack,
         position=spec.position,
         dropout=spec.dropout,
+        seed=spec.settings.seed,
     )
+
+
+def _scale_embeddings(source: InputConfig | None, position: ModuleSpec) -> Any:
+    """Scale token embeddings for sinusoids, which have amplitude 1 and would outweigh them."""
+    if isinstance(source, TokenInput) and position.name in ("sinusoid", "sinusoid_2d"):
+        return source.model_copy(update={"scale_embeddings": True})
+    return source
 
 
 def build_task(spec: RunSpec) -> Task:
@@ -121,7 +209,11 @@ def run_training(
     folder: str | Path,
     on_step: Callable[[TrainProgress], None] = lambda progress: None,
     *,
+    on_start: Callable[[RunOverview], None] | None = None,
     start_time: float | None = None,
+    on_warning: Callable[[str], None] = warnings.warn,
+    restart: bool = False,
+    extend: bool = False,
 ) -> dict[str, Any]:
     """Train, or resume the run in a folder; write the model and the result, and return the result.
 
@@ -129,26 +221,61 @@ def run_training(
     files and calls `on_step`.
 
     Args:
+        on_start: Called in the main process before the first step, with what the run will do.
         start_time: `time.time()` from which `max_seconds` counts. None: from the first step.
+        on_warning: Called with a text in the main process, for example if a checkpoint is damaged.
+        restart: Start at step 0 if the run has checkpoints, but none can be read.
+        extend: Continue a finished run: its result is deleted once its data is read and its folder
+            locked.
     """
     folder = Path(folder)
-    if (folder / RESULT_FILE).exists():
-        return dict(read_json(folder / RESULT_FILE))
+    check_run_folder(folder)
+    if (folder / RESULT_FILE).exists() and not extend:
+        return read_result(folder)
+    check_replaceable(folder / MODEL_DIR)
+    require_plugins(spec.plugins, folder, on_warning)
     if spec.threads is not None:
         torch.set_num_threads(spec.threads)
-    with init_distributed(device=spec.settings.device):
+    with init_distributed(device=spec.settings.device), ExitStack() as stack:
         group = WorkerGroup(spec.settings.device)
         task = build_task(spec)
+        if group.is_main:
+            for note in task.notes():
+                on_warning(note)
         torch.manual_seed(spec.settings.seed)
         reset_peak_memory(group.device)
         idle_bytes = device_peak_bytes(group.device)
         model = build(model_config(spec, task))
-        group.run_on_main(lambda: _write_spec(folder, spec, task))
+        transfer = None
+        if spec.pretrained is not None and (restart or not list_checkpoints(folder / CHECKPOINTS)):
+            transfer = load_pretrained(model, task, Path(spec.pretrained), on_warning)
+        group.run_on_main(lambda: stack.enter_context(_open_folder(folder, spec, task)))
+        if extend:
+            group.run_on_main(lambda: (folder / RESULT_FILE).unlink(missing_ok=True))
         settings = spec.settings
         if settings.max_seconds is not None and start_time is not None:
             left = settings.max_seconds - (time.time() - start_time) - EXIT_SECONDS
             settings = settings.model_copy(update={"max_seconds": max(MIN_SECONDS, left)})
-        trainer = Trainer(model, task, settings, folder=folder, on_step=on_step)
+        trainer = Trainer(
+            model,
+            task,
+            settings,
+            folder=folder,
+            on_step=on_step,
+            on_warning=on_warning,
+            restart=restart,
+        )
+        if on_start is not None and group.is_main:
+            overview = describe_run(
+                task,
+                settings,
+                parameters=trainer.strategy.count_parameters(),
+                device=group.device,
+                processes=group.world_size,
+                transfer="" if transfer is None else transfer.describe(),
+                constant_loss=constant_loss(task, settings.label_smoothing),
+            )
+            on_start(overview)
         trained = trainer.run()._asdict()
         peak = device_peak_bytes(group.device)
         result = {
@@ -157,10 +284,59 @@ def run_training(
             "environment": environment()
             | {"processes": group.world_size, "device": describe_device(group.device)},
         }
-        with averaged_weights(trainer.ema, model):
+        with trainer.kept_weights():
             full_model = _gather_model(model, trainer)
-        group.run_on_main(lambda: _write_result(full_model, result, folder))
+            group.run_on_main(lambda: _write_result(full_model, result, trainer.test, folder))
         return result
+
+
+def load_pretrained(
+    model: Model,
+    task: Task,
+    source: Path,
+    on_warning: Callable[[str], None] = warnings.warn,
+) -> WeightTransfer:
+    """Copy the weights of a finished run into a model for a task; see `transfer_weights`."""
+    read_finished_spec(source, on_warning)
+    processors = (
+        read_processor(source),
+        {} if task.processor is None else task.processor.to_dict(),
+    )
+    return transfer_weights(
+        model,
+        source / MODEL_DIR,
+        same_tokens=same_tokens(processors),
+        same_targets=same_targets(processors),
+    )
+
+
+def read_finished_spec(folder: Path, on_warning: Callable[[str], None] = warnings.warn) -> RunSpec:
+    """The specification of a finished run; its plugins must have been imported."""
+    spec = read_spec(folder)
+    if not (folder / MODEL_DIR).is_dir():
+        raise ValueError(
+            f"Run {folder} is not finished. Resume it with: regard train --resume {folder}"
+        )
+    require_plugins(spec.plugins, folder, on_warning)
+    return spec
+
+
+def read_processor(folder: Path) -> dict[str, Any]:
+    """The saved processor of a run; empty if its task has none."""
+    path = folder / TASK_FILE
+    task = read_json(path) if path.exists() else {"processor": {}}
+    if not isinstance(task, dict) or not isinstance(task.get("processor"), dict):
+        raise CorruptFile(f"{path} does not describe a task: it has no 'processor'.")
+    return dict(task["processor"])
+
+
+def use_tokenizer_of(folder: Path, task: ModuleSpec) -> ModuleSpec:
+    """The task with the tokenizer of a run, if it takes one and the run has one."""
+    takes_tokenizer = "tokenizer" in inspect.signature(find_task(task.name)).parameters
+    if not takes_tokenizer or "tokenizer" not in read_processor(folder):
+        return task
+    arguments = {"tokenizer": f"{RUN_PREFIX}{folder}"} | task.arguments
+    return task.model_copy(update={"arguments": arguments})
 
 
 def device_peak_bytes(device: torch.device) -> int | None:
@@ -168,21 +344,31 @@ def device_peak_bytes(device: torch.device) -> int | None:
     return peak_bytes() if device.type == "cpu" else peak_memory(device)
 
 
-def _write_spec(folder: Path, spec: RunSpec, task: Task) -> None:
-    """Write spec.json and task.json; refuse a folder whose run had other data."""
+def check_run_folder(folder: Path) -> None:
+    """Raise ValueError if a folder contains files, but no run."""
+    check_output_folder(folder, "run", SPEC_FILE, others=[LOCK_FILE])
+    if (folder / SPEC_FILE).exists():
+        read_spec(folder)
+
+
+@contextmanager
+def _open_folder(folder: Path, spec: RunSpec, task: Task) -> Iterator[None]:
+    """Lock the folder, and write spec.json and task.json; refuse one whose run had other data."""
     content = {
         "name": spec.task.name,
-        "metric": task.metric,
+        "metric": task.metric.name,
         "sizes": {split: task.size(split) for split in SPLITS},
-        "processor": task.processor_dict(),
+        "processor": {} if task.processor is None else task.processor.to_dict(),
     }
     if (folder / TASK_FILE).exists() and read_json(folder / TASK_FILE) != content:
         raise ValueError(
             f"The data of the run in {folder} changed since it started: train into another folder."
         )
     folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / SPEC_FILE, spec.model_dump(mode="json"))
-    write_json(folder / TASK_FILE, content)
+    with lock_folder(folder):
+        write_json(folder / SPEC_FILE, spec.model_dump(mode="json"))
+        write_json(folder / TASK_FILE, content)
+        yield
 
 
 def _gather_model(model: Model, trainer: Trainer) -> Model:
@@ -195,10 +381,16 @@ def _gather_model(model: Model, trainer: Trainer) -> Model:
     return full_model
 
 
-def _write_result(model: Model, result: dict[str, Any], folder: Path) -> None:
-    for left_over in (folder / MODEL_DIR).glob(".*"):  # of a process that was killed while writing
-        left_over.unlink()
+def _write_result(model: Model, result: dict[str, Any], test: Evaluation, folder: Path) -> None:
+    remove_partial_files(folder / MODEL_DIR)
     save(model, folder / MODEL_DIR)
+    tensors = {name: each.contiguous() for name, each in test.statistics.items()}
+    partial = folder / f"{PARTIAL_PREFIX}{TEST_FILE}"
+    if partial.is_symlink():
+        partial.unlink()  # or its target would be written
+    with name_file(partial):
+        partial.write_bytes(serialize({**tensors, "indices": torch.tensor(test.indices)}))
+        partial.replace(folder / TEST_FILE)
     write_json(folder / RESULT_FILE, result)
 
 
@@ -207,7 +399,21 @@ def read_spec(folder: str | Path) -> RunSpec:
     folder = Path(folder)
     try:
         return RunSpec.model_validate_json((folder / SPEC_FILE).read_bytes(), strict=False)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         raise ValueError(f"{folder} is not a run: it has no {SPEC_FILE}.") from None
+    except OSError as error:
+        raise ValueError(f"Cannot read {folder / SPEC_FILE}: {error.strerror}.") from None
     except ValidationError as error:
         raise ValueError(f"{folder / SPEC_FILE}: {format_validation_error(error)}") from None
+
+
+def read_result(folder: Path) -> dict[str, Any]:
+    """The result of a finished run; raises `CorruptFile` if the file is damaged."""
+    path = folder / RESULT_FILE
+    result = read_json(path)
+    try:
+        StoredResult.model_validate(result)
+    except ValidationError as error:
+        message = format_validation_error(error)
+        raise CorruptFile(f"{path} is not the result of a run: {message}") from None
+    return dict(result)

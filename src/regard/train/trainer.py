@@ -5,19 +5,23 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from regard.device import resolve_dtype, synchronize
+from regard.json_files import CorruptFile
 from regard.tasks.base import Task
 from regard.train import checkpoint, state
+from regard.train.best_weights import BestWeights, replaced_tensors
 from regard.train.distributed import WorkerGroup
 from regard.train.ema import WeightEMA, averaged_weights
+from regard.train.evaluation import Evaluation, evaluate_examples
 from regard.train.interrupts import catch_interrupts
 from regard.train.loss_module import LossModule
 from regard.train.metrics_log import MetricsLog
@@ -59,8 +63,13 @@ class TrainResult(NamedTuple):
 
     Attributes:
         loss: Training loss of the last step.
-        best: Best metric on the validation split.
-        test: Metric on the first `examples` examples of the test split.
+        best: Metric of the best evaluation on the validation split.
+        best_step: Step of that evaluation; of equal ones that with the lowest loss.
+        test: Metric on a random sample of `examples` examples of the test split, with the weights
+            that are kept: the best or the last, see `TrainSettings.keep`.
+        metrics: All metrics on the same examples, by name.
+        metric: Name of the first metric, which `best` and `test` are.
+        higher_is_better: Direction of that metric.
         stopped: Why training stopped: "steps", "seconds" or "patience".
         curve: The evaluations: step, seconds, valid (the metric), loss.
     """
@@ -71,9 +80,12 @@ class TrainResult(NamedTuple):
     parameters: int
     loss: float
     best: float
+    best_step: int
     test: float
     examples: int
+    metrics: dict[str, float]
     metric: str
+    higher_is_better: bool
     stopped: str
     curve: list[dict[str, float]]
 
@@ -82,11 +94,12 @@ class Trainer:
     """Trains a model on a task, on all processes that `init_distributed` connected.
 
     Args:
-        model: Maps tokens (b, n) and mask (b, n) to logits. It is moved to the device of the
-            settings.
+        model: Takes the inputs of the task's batches. It is moved to the device of the settings.
         folder: Folder for metrics and checkpoints, the same for all processes. None: nothing is
             written.
         on_step: Called after each step, in the main process.
+        on_warning: Called with a text in the main process, for example if a checkpoint is damaged.
+        restart: Start at step 0 if there are checkpoints, but none can be read.
     """
 
     def __init__(
@@ -97,11 +110,14 @@ class Trainer:
         *,
         folder: Path | None = None,
         on_step: Callable[[TrainProgress], None] = lambda progress: None,
+        on_warning: Callable[[str], None] = warnings.warn,
+        restart: bool = False,
     ) -> None:
         if settings.tensorboard and folder is None:
             raise ValueError("tensorboard=True needs a folder.")
         self.model, self.task, self.settings = model, task, settings
-        self.folder, self.on_step = folder, on_step
+        self.folder, self.on_step, self.on_warning = folder, on_step, on_warning
+        self.restart = restart
         self.group = WorkerGroup(settings.device)
         dtype = resolve_dtype(settings.dtype, self.device)
         self.strategy = build_strategy(model, settings.parallel, self.group)
@@ -112,7 +128,10 @@ class Trainer:
             foreach=self.strategy.foreach,
         )
         self.ema = None if settings.ema_decay is None else WeightEMA(model, settings.ema_decay)
-        self.loss_module = LossModule(model, task, dtype)
+        self.best = BestWeights(task.metric, keeps_weights=settings.keep == "best")
+        config = getattr(model, "config", None)
+        self.dim = None if config is None else config.dim
+        self.loss_module = LossModule(model, task, dtype, label_smoothing=settings.label_smoothing)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
         self.wrapped: nn.Module = self.loss_module
         self.log = MetricsLog(None)
@@ -125,20 +144,22 @@ class Trainer:
         self.start_time = time.monotonic()
         self.synced_seconds = 0.0  # elapsed time of the main process, as all processes know it
         self.time_budget = TimeBudget(settings.max_seconds)
-        self.evaluated_examples = 0  # in the last evaluation
         self.curve: list[dict[str, float]] = []
         self.last_saved = (0, 0)  # steps and evaluations in the last checkpoint
 
     # ---------------------------------------------------------------------------------- the run
     def run(self) -> TrainResult:
-        """Train to the end and evaluate on the test split."""
+        """Train to the end and evaluate on the test split.
+
+        The model then has its last weights; `kept_weights` gives it those to use.
+        """
         state.set_seed(self.settings, self.group.rank)
         self._resume()
         self.wrapped = self.strategy.wrap(self.loss_module)
         self.start_time = time.monotonic()
         with catch_interrupts() as stop:
             while not (stopped := self._stop_reason()):
-                self._update()
+                self.train_step()
                 self._after_step()
                 if self._synchronize(stop.requested):
                     saved = "" if self.folder is None else f"; saved to {self._save()}"
@@ -148,17 +169,20 @@ class Trainer:
         if self.folder is not None:
             self._save()
         self.log.close()
-        test = self.score("test", deadline=self.settings.max_seconds)
+        self.test = self.evaluate("test", deadline=self.settings.max_seconds, kept=True)
         return TrainResult(
             steps=self.step,
             seconds=self.seconds,
             tokens=self.tokens,
             parameters=self.strategy.count_parameters(),
             loss=self.loss,
-            best=self._best([row["valid"] for row in self.curve]),
-            test=test,
-            examples=self.evaluated_examples,
-            metric=self.task.metric,
+            best=next(row["valid"] for row in self.curve if row["step"] == self.best.step),
+            best_step=self.best.step,
+            test=self.test.value,
+            examples=len(self.test.indices),
+            metrics=self.test.values(),
+            metric=self.task.metric.name,
+            higher_is_better=self.task.metric.higher_is_better,
             stopped=stopped,
             curve=self.curve,
         )
@@ -179,15 +203,15 @@ class Trainer:
             return "steps"
         if self.step and self.time_budget.is_over(self.synced_seconds):
             return "seconds"
-        values, patience = [row["valid"] for row in self.curve], self.settings.patience
-        since_best = len(values) - 1 - values.index(self._best(values)) if values else 0
+        patience = self.settings.patience
+        since_best = sum(row["step"] > self.best.step for row in self.curve)
         return "patience" if patience is not None and since_best >= patience else ""
 
-    def _update(self) -> None:
+    def train_step(self) -> None:
         """One step of the optimizer."""
         s = self.settings
         self.model.train()
-        lr = s.lr * s.lr_factor(self.step, self.fraction)
+        lr = s.lr * s.lr_factor(self.step, self.fraction, self.dim)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         loss = self._backward()
@@ -225,7 +249,7 @@ class Trainer:
             rows[i :: s.accumulation_steps] for i in range(min(s.accumulation_steps, len(rows)))
         ]
         batches = [self.task.batch("train", part) for part in parts]
-        counts = [(self.task.count_targets(b.target), b.count_tokens()) for b in batches]
+        counts = [(self.task.count_targets(b), self.task.count_tokens(b)) for b in batches]
         targets, tokens = group.sum(sum(t for t, _ in counts), sum(n for _, n in counts))
         for batch, (t, n) in zip(batches, counts, strict=True):
             last = batch is batches[-1]
@@ -262,51 +286,70 @@ class Trainer:
     def _evaluate(self) -> None:
         """Evaluate on the validation split and add a row to the curve."""
         start, final = self.seconds, bool(self._stop_reason())
-        value = self.score("valid", deadline=self.time_budget.eval_deadline(start, final=final))
+        deadline = self.time_budget.eval_deadline(start, final=final)
+        evaluation = self.evaluate("valid", deadline=deadline)
+        value = evaluation.value
+        if not math.isfinite(value):
+            raise Diverged(f"{self.task.metric.name} on valid is {value} at step {self.step}")
         wanted = min(self.task.size("valid"), self.settings.eval_examples)
-        per_example = (self.seconds - start) / max(self.evaluated_examples, 1)
+        per_example = (self.seconds - start) / len(evaluation.indices)
         self.time_budget.eval_seconds = per_example * wanted
         row = {"step": self.step, "seconds": self.seconds, "valid": value}
         self.curve.append({**row, "loss": self.loss})
+        with averaged_weights(self.ema, self.model):
+            self.best.update(self.step, evaluation, self.model)
         self.log.write(row)
 
-    @torch.no_grad()
-    def score(
-        self, split: str, examples: int | None = None, *, deadline: float | None = None
-    ) -> float:
-        """The metric on the first examples of a split, with averaged weights if there are any.
+    def evaluate(
+        self,
+        split: str,
+        examples: int | None = None,
+        *,
+        deadline: float | None = None,
+        kept: bool = False,
+    ) -> Evaluation:
+        """Evaluate on a random sample of a split (`Task.sample`), the same each time.
+
+        With the current weights, averaged if there is an average.
 
         Args:
             split: "train", "valid" or "test".
             examples: Number of examples; None: `eval_examples` of the settings.
             deadline: Stop after the batch before this second of the run, but evaluate at least one.
+            kept: Evaluate with `kept_weights` instead.
         """
-        total, count, group, start = 0.0, 0.0, self.group, self.seconds
-        size = self.settings.batch_size
+        group, start, size = self.group, self.seconds, self.settings.batch_size
         wanted = self.settings.eval_examples if examples is None else examples
         wanted = min(self.task.size(split), wanted)
         if not wanted:
             raise ValueError(f"The {split} split has no examples.")
-        self.model.eval()
-        with averaged_weights(self.ema, self.model):
-            for first in range(0, wanted, size):
-                rows = range(first, min(first + size, wanted))[group.rank :: group.world_size]
-                # a process without examples takes part, because FSDP gathers weights from all
-                batch = self.task.batch(split, rows or [first]).to(self.device)
-                value, n = self.task.score(self.loss_module.predict(batch), batch.target)
-                if rows:
-                    total, count = total + value, count + n
-                self.evaluated_examples = min(first + size, wanted)
-                if deadline is not None:
-                    elapsed = self.seconds - start
-                    next_end = self.seconds + elapsed * size / self.evaluated_examples
-                    if group.sum(float(group.is_main and next_end > deadline))[0] > 0:
-                        break
-        total, count = group.sum(total, count)
-        return total / max(count, 1)
 
-    def _best(self, values: list[float]) -> float:
-        return max(values) if self.task.larger_is_better else min(values)
+        def is_late(done: int) -> bool:
+            if deadline is None:
+                return False
+            next_end = self.seconds + (self.seconds - start) * size / done
+            return group.sum(float(group.is_main and next_end > deadline))[0] > 0
+
+        self.model.eval()
+        with self.kept_weights() if kept else averaged_weights(self.ema, self.model):
+            return evaluate_examples(
+                self.task,
+                self.model,
+                self.task.sample(split, wanted).tolist(),
+                split,
+                forward=self.loss_module.compute_output,
+                batch_size=size,
+                device=self.device,
+                group=group,
+                is_late=is_late,
+            )
+
+    def kept_weights(self) -> AbstractContextManager[None]:
+        """Give the model the weights that are kept while the block runs: those of the best
+        evaluation, or with `keep="last"` the current ones, averaged if there is an average."""
+        if self.best.weights:
+            return replaced_tensors(self.model, self.best.weights)
+        return averaged_weights(self.ema, self.model)
 
     # ---------------------------------------------------------------------------- time and state
     @property
@@ -331,6 +374,7 @@ class Trainer:
         root, current = self.folder / CHECKPOINTS, (self.step, len(self.curve))
         if self.last_saved != current:
             files = state.collect_state(self.strategy, self.optimizer, self.ema)
+            files |= self.best.to_files(self.strategy)
             metadata = {
                 "seconds": self.seconds,
                 "tokens": self.tokens,
@@ -346,21 +390,60 @@ class Trainer:
     def _resume(self) -> None:
         """Continue from the latest checkpoint, if there is one."""
         self.start_time = time.monotonic()
-        path = self._latest_checkpoint()
+        path = self.group.run_on_main(self._choose_checkpoint)
         if path is not None:
             files, metadata = checkpoint.load(path)
             state.check_settings(path, metadata, self.settings)
-            state.restore_state(files, self.strategy, self.optimizer, self.ema)
-            self.step = int(path.name.rsplit("-", 1)[1])
-            state.restore_rng(files, self.settings, self.group.rank, self.step, self.device)
-            if self.scaler.is_enabled():
-                self.scaler.load_state_dict(metadata["loss_scale"])
-            self.earlier_seconds = self.synced_seconds = metadata["seconds"]
-            self.tokens, self.loss = metadata["tokens"], metadata["loss"]
-            self.curve = metadata["curve"]
-            self.last_saved = (self.step, len(self.curve))
-            self.time_budget.pass_checkpoint(self.fraction)
-        self.log.truncate(self.step, [row["step"] for row in self.curve])
+            try:
+                self._restore(path, files, metadata)
+            except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+                raise CorruptFile(f"{path} does not fit this run: {error!r}") from None
+        damaged = self.log.truncate(self.step, [row["step"] for row in self.curve])
+        if damaged:
+            self.on_warning(f"Left out {damaged} damaged lines of {self.log.path}.")
+
+    def _restore(
+        self, path: Path, files: dict[str, dict[str, Tensor]], metadata: dict[str, Any]
+    ) -> None:
+        """Continue from the content of a checkpoint."""
+        state.restore_state(files, self.strategy, self.optimizer, self.ema)
+        self.best.load_files(files, self.strategy)
+        self.step = int(path.name.rsplit("-", 1)[1])
+        state.restore_rng(files, self.settings, self.group.rank, self.step, self.device)
+        if self.scaler.is_enabled():
+            self.scaler.load_state_dict(metadata["loss_scale"])
+        self.earlier_seconds = self.synced_seconds = metadata["seconds"]
+        self.tokens, self.loss = metadata["tokens"], metadata["loss"]
+        self.curve = metadata["curve"]
+        self.last_saved = (self.step, len(self.curve))
+        self.time_budget.pass_checkpoint(self.fraction)
+
+    def _choose_checkpoint(self) -> Path | None:
+        """The latest intact checkpoint; damaged ones are named, and renamed to be out of the way.
+
+        Raises `CorruptFile` if all are damaged, unless `restart` is set.
+        """
+        if self.folder is None:
+            return None
+        root = self.folder / CHECKPOINTS
+        if root.is_symlink():  # old checkpoints are deleted, and they may belong to another run
+            raise ValueError(f"{root} is a symbolic link: use a folder.")
+        checkpoint.remove_partial(root)
+        damaged: dict[Path, str] = {}
+        path = checkpoint.latest_checkpoint(root, damaged.__setitem__)
+        if path is not None and self.restart:
+            raise ValueError(f"{path} is intact: omit --restart to continue from there.")
+        if path is None and damaged and not self.restart:
+            raise CorruptFile(
+                f"No checkpoint of {self.folder} can be read: {' '.join(damaged.values())} "
+                f"To start again at step 0: regard train --resume {self.folder} --restart"
+            )
+        for broken, reason in damaged.items():
+            self.on_warning(f"Left out: {reason} It is kept as {checkpoint.set_aside(broken)}.")
+        if damaged:
+            start = "Starting again at step 0" if path is None else f"Resuming from {path}"
+            self.on_warning(f"{start}.")
+        return path
 
     def _latest_checkpoint(self) -> Path | None:
         """The latest intact checkpoint, the same for all processes."""
