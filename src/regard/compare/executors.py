@@ -15,6 +15,7 @@ import subprocess
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,8 @@ from regard.models import ModuleSpec
 
 LOG_FILE = "log.txt"  # stdout and stderr of the run
 STOP_FILE = "stop"  # asks the run to save a checkpoint and exit
-LOCK_FILE = "lock"  # locked while a process works in the folder
+JOBS_DIR = "jobs"  # of submitit, in the folder of the comparison
+PASSIVE_WAITING = {"OMP_WAIT_POLICY": "PASSIVE", "GOMP_SPINCOUNT": "0"}
 DEFAULT_MINUTES = 60  # time limit of a SLURM job without a budget
 
 
@@ -48,8 +50,7 @@ class Executor(ABC):
 
     Attributes:
         threads: Threads of each run.
-        has_queue: Whether a run may wait before it starts. Then each run gets its whole time share
-            from when it starts, and there is no common deadline.
+        has_queue: Whether a run may wait before it starts, and on another machine.
     """
 
     threads: int
@@ -57,7 +58,7 @@ class Executor(ABC):
 
     @abstractmethod
     def start(self, folder: Path, seconds: float | None) -> RunHandle:
-        """Start the run whose spec is in the folder; `seconds` is its time limit."""
+        """Start the run whose spec is in the folder; `seconds` limits a job in a queue."""
 
     def close(self) -> None:  # noqa: B027  most executors hold no resources
         """Release resources after the last run."""
@@ -68,7 +69,8 @@ LAUNCHER = """
 import os, runpy, sys, time
 folder, log, threads = sys.argv[1:]
 os.environ["OMP_NUM_THREADS"] = threads
-file = os.open(os.path.join(folder, log), os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
+FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
+file = os.open(os.path.join(folder, log), FLAGS, 0o666)
 os.dup2(file, 1)
 os.dup2(file, 2)
 sys.argv = ["worker", folder, str(time.time())]
@@ -82,7 +84,10 @@ def worker_command(folder: Path, threads: int) -> list[str]:
 
 
 class LocalExecutor(Executor):
-    """Runs processes on this machine, which share its cores."""
+    """Runs processes on this machine, which share its cores.
+
+    Threads that wait do not spin: they would take the cores from the run beside them.
+    """
 
     has_queue = False
 
@@ -93,7 +98,12 @@ class LocalExecutor(Executor):
         command = worker_command(folder, self.threads)
         # Ctrl-C is for the parent alone, which asks its runs to stop
         flags = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)  # Windows
-        process = subprocess.Popen(command, start_new_session=True, creationflags=flags)
+        process = subprocess.Popen(
+            command,
+            start_new_session=True,
+            creationflags=flags,
+            env={**os.environ, **PASSIVE_WAITING},
+        )
         return ProcessHandle(process)
 
 
@@ -129,7 +139,7 @@ class SlurmExecutor(Executor):
         partition: SLURM partition.
         cores: CPU cores per run.
         memory: Memory per run in GB.
-        minutes: Time limit per job. Default: the run's share of the budget plus a margin, or 60.
+        minutes: Time limit per job. Default: three times the estimated time of the run, or 60.
         cluster: "slurm", or "local" to try submitit without a cluster.
     """
 
@@ -151,7 +161,7 @@ class SlurmExecutor(Executor):
         submitit = import_optional("submitit", "--executor slurm")
         logging.getLogger("submitit").setLevel(logging.ERROR)
         try:
-            self.submitit = submitit.AutoExecutor(folder=root / "jobs", cluster=cluster)
+            self.submitit = submitit.AutoExecutor(folder=root / JOBS_DIR, cluster=cluster)
         except (RuntimeError, ValueError) as error:
             raise ValueError(
                 f"--executor slurm: {error}. Use --executor local to run on this machine."
@@ -272,7 +282,7 @@ def create_executor(spec: ModuleSpec, root: Path, jobs: int) -> Executor:
 def import_optional(name: str, needed_by: str) -> Any:
     """Import an optional package; ImportError names the extra that installs it."""
     try:
-        return __import__(name)
+        return import_module(name)
     except ImportError:
         raise ImportError(
             f"{needed_by} needs the package {name}: pip install 'regard[sweep]'"

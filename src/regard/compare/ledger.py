@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from regard.sqlite_files import NOT_A_DATABASE, error_code, to_os_error
 
 DONE, FAILED, REFUSED, WAITING = "done", "failed", "refused", "waiting"
 INTERRUPTED = "interrupted"  # the reason of a run that was stopped and can be resumed
@@ -36,17 +39,42 @@ class LedgerEntry(NamedTuple):
     reason: str
 
 
+def check_ledger(path: Path) -> None:
+    """Raise ValueError if a file is a database of somebody else; it is not changed."""
+    if path.is_symlink() or not path.is_file() or not path.stat().st_size:
+        return
+    try:
+        address = f"{path.absolute().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(address, uri=True)) as connection:
+            tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master")}
+    except sqlite3.Error:
+        return  # of its own tables, or not a database: opening it tells
+    if tables and "runs" not in tables:
+        raise ValueError(f"{path} is not a ledger: it has other tables.")
+
+
 class Ledger:
     """A table of runs in a file. Every change is committed before the method returns."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_symlink():
+            raise ValueError(
+                f"{path} is a symbolic link: move the file there, or use another folder."
+            )
+        check_ledger(path)
         try:
             self.connection = sqlite3.connect(path, isolation_level=None)
+        except sqlite3.Error as error:
+            raise to_os_error(error, path) from None
+        try:
             self.connection.execute("PRAGMA journal_mode=WAL")
             self.connection.execute(TABLE)
             self.entries()  # a corrupt page or a foreign table shows only when it is read
-        except (sqlite3.DatabaseError, ValueError) as error:
+        except (sqlite3.Error, ValueError, TypeError, RecursionError) as error:
+            self.connection.close()
+            if isinstance(error, sqlite3.Error) and error_code(error) not in NOT_A_DATABASE:
+                raise to_os_error(error, path) from None  # such as a full disk
             raise ValueError(f"{path} is not a ledger: {error}") from None
 
     def add(self, key: str, name: str, settings: dict[str, Any], *, refusal: str = "") -> None:

@@ -1,4 +1,4 @@
-"""The runs of a comparison: mixers × tasks × lengths × seeds."""
+"""What a comparison trains: the candidates that fit each task, and the runs of each rung."""
 
 from __future__ import annotations
 
@@ -7,22 +7,34 @@ import inspect
 from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import torch
 from pydantic import Field
 
 from regard.errors import Unsupported
 from regard.models import ModuleSpec, build
-from regard.models.config import Depth, Size, StrictModel
+from regard.models.config import Depth, Probability, Size, StrictModel
 from regard.models.model import outer_mixers
-from regard.tasks import TASKS, Task, create_task
+from regard.plugins import PluginFile
+from regard.tasks import Task, create_task, find_task
 from regard.train.run import RunSpec, model_config
-from regard.train.settings import TrainSettings
+from regard.train.settings import Positive, TrainSettings
 
+RUNS_DIR = "runs"  # in the folder of a comparison
 PADDING_SAMPLE = 64  # training examples checked for different lengths
 DENSE_MIXER = ModuleSpec(name="vanilla")  # dense softmax attention, part of every comparison
-CONSTANT_BASELINE = "constant"  # name of the row of `constant_baseline_score`
+Preference = Literal["score", "speed", "memory", "latency"]
+PARTS = ("mixer", "position", "norm", "ffn", "residual", "stack")  # what can vary
+NONE = "none"  # the name of no feed-forward layer
+WARMUP_SHARE = 0.1  # of the steps of a run, at most, for the warmup
+
+# A diverse choice of cheap mechanisms, for tasks whose mixers must be causal and for others; those
+# that do not fit a task are left out.
+SHORTLIST = tuple(
+    ModuleSpec(name=name)
+    for name in ("local", "linear", "performer", "retnet", "delta_rule", "linformer", "fnet")
+)
 
 
 class ComparisonPlan(StrictModel):
@@ -30,28 +42,78 @@ class ComparisonPlan(StrictModel):
 
     Attributes:
         tasks: Tasks to train on.
-        mixers: Mixers to compare; dense softmax attention is added if it is missing.
+        mixers: Candidates: mixers, or values of the part that varies. The reference is added if it
+            is missing: dense softmax, or the model's own value of the part.
+        drop_unfit: Leave out candidates that do not fit a task, instead of a row with the reason.
+        vary: The part of the model that varies, one of `PARTS`.
         lengths: Sequence lengths of the tasks. Empty: each task's default length.
-        seeds: Number of runs per mixer that differ only in the seed.
-        dim, heads, layers, position: The model around each mixer.
-        match_params: Adjust the FFN width until each model has as many parameters as the dense one.
-        settings: Training settings.
+        seeds: Number of runs per candidate in the last rung, which differ only in the seed.
+        rates: Learning rates to try for each candidate. One: no search.
+        budget: Seconds for everything, None for no limit: then all candidates train for the steps
+            of the settings.
+        equal: With a budget, give every candidate the same "time" or the same "steps".
+        prefer: What matters most: "score", "speed", "memory" or "latency".
+        jobs: Runs at a time.
+        mixer, dim, heads, layers, ffn, norm, residual, position, stack, dropout: The rest of the
+            model; see `RunSpec`.
+        match_params: Adjust the FFN width until each model has as many parameters as the reference.
+        settings: Training settings. With a budget, `steps` is a maximum.
+        plugins: Python files that register recipes or tasks.
     """
 
     tasks: list[ModuleSpec]
     mixers: list[ModuleSpec]
+    drop_unfit: bool = False
+    vary: Literal["mixer", "position", "norm", "ffn", "residual", "stack"] = "mixer"
     lengths: tuple[Annotated[int, Field(ge=1)], ...] = ()
     seeds: Annotated[int, Field(ge=1, le=100)] = 1
+    rates: tuple[Positive, ...] = ()
+    budget: Positive | None = None
+    equal: Literal["time", "steps"] = "time"
+    prefer: Preference = "score"
+    jobs: Annotated[int, Field(ge=1)] = 1
+    mixer: ModuleSpec = DENSE_MIXER
     dim: Size = 64
     heads: Size = 4
     layers: Depth = 2
+    ffn: ModuleSpec | None = ModuleSpec(name="mlp")
+    norm: ModuleSpec = ModuleSpec(name="layer")
+    residual: ModuleSpec = ModuleSpec(name="pre")
     position: ModuleSpec = ModuleSpec(name="learned")
+    stack: ModuleSpec | None = None
+    dropout: Probability = 0.0
     match_params: bool = True
     settings: TrainSettings = TrainSettings()
+    plugins: tuple[PluginFile, ...] = ()
+
+    @property
+    def reference(self) -> ModuleSpec:
+        """The candidate that the others are compared with."""
+        if self.vary == "mixer":
+            return DENSE_MIXER
+        default: ModuleSpec | None = getattr(self, self.vary)
+        return default or ModuleSpec(name="sequential" if self.vary == "stack" else NONE)
+
+    @property
+    def candidates(self) -> list[ModuleSpec]:
+        """The reference, and the others without repetition."""
+        return list({spec_label(each): each for each in (self.reference, *self.mixers)}.values())
+
+    @property
+    def learning_rates(self) -> list[float]:
+        """Learning rates to try for each candidate."""
+        return list(self.rates) or [self.settings.lr]
 
 
 class PlannedRun(NamedTuple):
-    """One run, or the reason (`refusal`) why the mixer cannot be trained on the task."""
+    """One run, or the reason (`refusal`) why the candidate cannot be trained on the task.
+
+    Attributes:
+        mixer: The candidate: a mixer, or a value of the part that varies.
+        rung: Number of the rung.
+        seconds: Estimated time; 0 if it is unknown.
+        search: Whether it is one of several learning rates; the name tells which.
+    """
 
     mixer: ModuleSpec
     task: ModuleSpec
@@ -59,28 +121,95 @@ class PlannedRun(NamedTuple):
     seed: int
     spec: RunSpec | None
     refusal: str = ""
+    rung: int = 0
+    seconds: float = 0.0
+    search: bool = False
 
     @property
     def key(self) -> str:
         """A hash of the settings, without thread count and time limit: the run's folder name."""
         exclude: Any = {"threads": True, "settings": {"max_seconds"}}
         text = self.spec.model_dump_json(exclude=exclude) if self.spec else repr(self)
+        text += f" rung {self.rung}" if self.rung else ""
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    @property
+    def label(self) -> str:
+        """The candidate as it is shown."""
+        return spec_label(self.mixer)
 
     @property
     def name(self) -> str:
         """A readable name."""
-        parts = (spec_label(self.mixer), spec_label(self.task), self.length, f"seed {self.seed}")
-        return " · ".join(map(str, parts))
+        parts = [self.label, spec_label(self.task), str(self.length), f"seed {self.seed}"]
+        if self.spec is not None:
+            if self.rung:
+                parts.insert(3, f"rung {self.rung + 1}")
+            if self.search:
+                parts.append(f"lr {self.spec.settings.lr:g}")
+        return " · ".join(parts)
 
     def settings(self) -> dict[str, Any]:
         """What identifies the run in the ledger."""
-        return {
+        values = {
             "mixer": self.mixer.model_dump(),
             "task": self.task.model_dump(),
             "length": self.length,
             "seed": self.seed,
+            "rung": self.rung,
         }
+        if self.spec is not None:
+            values |= {"lr": self.spec.settings.lr, "steps": self.spec.settings.steps}
+        return values
+
+
+class FittedTask(NamedTuple):
+    """A task at a length with its candidates.
+
+    Attributes:
+        specs: A run of each candidate that fits, by label, the reference first.
+        refused: Why the others do not fit, as runs without a spec.
+    """
+
+    task: ModuleSpec
+    length: int
+    candidates: dict[str, ModuleSpec]
+    specs: dict[str, RunSpec]
+    refused: list[PlannedRun]
+
+    @property
+    def label(self) -> str:
+        """The task as it is shown."""
+        return spec_label(self.task)
+
+    def run(
+        self,
+        label: str,
+        *,
+        seed: int,
+        lr: float,
+        steps: int,
+        evaluations: int,
+        eval_examples: int,
+        rung: int,
+        seconds: float = 0.0,
+        search: bool = False,
+    ) -> PlannedRun:
+        """Return a run of a candidate: all that it learns is a function of these arguments."""
+        spec = self.specs[label]
+        changes = {
+            "seed": seed,
+            "lr": lr,
+            "steps": steps,
+            "eval_every": -(-steps // evaluations),
+            "save_every": max(1, -(-steps // 4)),
+            "eval_examples": eval_examples,
+            "warmup_steps": min(spec.settings.warmup_steps, int(WARMUP_SHARE * steps)),
+        }
+        settings = spec.settings.model_copy(update=changes)
+        spec = spec.model_copy(update={"settings": settings})
+        candidate = self.candidates[label]
+        return PlannedRun(candidate, self.task, self.length, seed, spec, "", rung, seconds, search)
 
 
 def spec_label(spec: ModuleSpec) -> str:
@@ -93,26 +222,48 @@ def spec_label(spec: ModuleSpec) -> str:
     return f"{spec.name}({shown})" if shown else spec.name
 
 
-def plan_runs(plan: ComparisonPlan) -> list[PlannedRun]:
-    """Return all runs of a plan. Mixers that do not fit a task are refused here, before training.
-
-    The seed varies slowest, so a comparison that is stopped early is complete for its first seeds.
-    """
-    mixers = [DENSE_MIXER, *(mixer for mixer in plan.mixers if mixer != DENSE_MIXER)]
+def fit_tasks(plan: ComparisonPlan) -> list[FittedTask]:
+    """Return each task at each length with the candidates that fit it: others are refused here,
+    before anything is trained."""
     tasks = [task for spec in plan.tasks for task in tasks_at_lengths(spec, plan.lengths)]
     labels: dict[tuple[str, object], ModuleSpec] = {}
     for task in tasks:
         label = spec_label(task)
         if labels.setdefault((label, task.arguments.get("length")), task) != task:
             raise ValueError(f"Two tasks have the same name {label}. Compare them separately.")
-    fitted = [(task, list(_fit_mixers(plan, task, mixers))) for task in tasks]
+    return [_fit_task(plan, task) for task in tasks]
+
+
+def _fit_task(plan: ComparisonPlan, task: ModuleSpec) -> FittedTask:
+    length = cached_task(task).length
+    candidates = {spec_label(each): each for each in plan.candidates}
+    specs, refused = {}, []
+    fits = _fit_candidates(plan, task, plan.candidates)
+    for (label, each), (ffn_width, refusal) in zip(candidates.items(), fits, strict=True):
+        if not refusal:
+            specs[label] = _run_spec(plan, task, each, 0, ffn_width)
+        elif not plan.drop_unfit or each == plan.reference:
+            refused.append(PlannedRun(each, task, length, 0, None, refusal))
+    return FittedTask(task, length, candidates, specs, refused)
+
+
+def plan_runs(plan: ComparisonPlan) -> list[PlannedRun]:
+    """Return all runs of a plan without a budget and without a search of learning rates.
+
+    The seed varies slowest, so a comparison that is stopped early is complete for its first seeds.
+    """
     runs = []
+    fitted = fit_tasks(plan)
     for seed in range(plan.seeds):
-        for task, fits in fitted:
-            for mixer, (ffn_width, refusal) in zip(mixers, fits, strict=True):
-                spec = None if refusal else _run_spec(plan, task, mixer, seed, ffn_width)
-                length = cached_task(task).length
-                runs.append(PlannedRun(mixer, task, length, seed, spec, refusal))
+        for each in fitted:
+            for label, candidate in each.candidates.items():
+                if label in each.specs:
+                    spec = each.specs[label]
+                    settings = spec.settings.model_copy(update={"seed": seed})
+                    spec = spec.model_copy(update={"settings": settings})
+                    runs.append(PlannedRun(candidate, each.task, each.length, seed, spec))
+            if not seed:
+                runs += each.refused
     return runs
 
 
@@ -120,7 +271,7 @@ def tasks_at_lengths(task: ModuleSpec, lengths: tuple[int, ...]) -> list[ModuleS
     """Return the task at each length, or as it is if there are none."""
     if not lengths:
         return [task]
-    if task.name in TASKS and "length" not in inspect.signature(TASKS[task.name]).parameters:
+    if "length" not in inspect.signature(find_task(task.name)).parameters:
         raise ValueError(f"Task {task.name!r} has a fixed length. Leave out --lengths.")
     return [
         ModuleSpec(name=task.name, arguments=task.arguments | {"length": length})
@@ -140,37 +291,39 @@ def _create_task(json: str) -> Task:
 
 
 def _run_spec(
-    plan: ComparisonPlan, task: ModuleSpec, mixer: ModuleSpec, seed: int, ffn_width: int | None
+    plan: ComparisonPlan,
+    task: ModuleSpec,
+    candidate: ModuleSpec,
+    seed: int,
+    ffn_width: int | None,
 ) -> RunSpec:
-    return RunSpec(
-        task=task,
-        mixer=mixer,
-        dim=plan.dim,
-        heads=plan.heads,
-        layers=plan.layers,
-        ffn_dim=ffn_width,
-        position=plan.position,
-        settings=plan.settings.model_copy(update={"seed": seed}),
-    )
+    fields = ("mixer", "dim", "heads", "layers", "ffn", "norm", "residual", "position", "stack")
+    values = {name: getattr(plan, name) for name in fields}
+    values["plugins"] = plan.plugins
+    values[plan.vary] = None if candidate.name == NONE and plan.vary == "ffn" else candidate
+    settings = plan.settings.model_copy(update={"seed": seed})
+    return RunSpec(task=task, ffn_dim=ffn_width, dropout=plan.dropout, settings=settings, **values)
 
 
-def _fit_mixers(
-    plan: ComparisonPlan, task_spec: ModuleSpec, mixers: list[ModuleSpec]
+def _fit_candidates(
+    plan: ComparisonPlan, task_spec: ModuleSpec, candidates: list[ModuleSpec]
 ) -> Iterator[tuple[int | None, str]]:
-    """Yield the FFN width of each mixer's model (None: the default), or why it cannot be built."""
+    """Yield the FFN width of each candidate's model (None: the default), or why it cannot be
+    built."""
     task = cached_task(task_spec)
-    target = count_parameters(_run_spec(plan, task_spec, DENSE_MIXER, 0, None), task)
     sample = task.batch("train", range(min(PADDING_SAMPLE, task.size("train"))))
-    for mixer in mixers:
-        spec = _run_spec(plan, task_spec, mixer, 0, None)
+    target: int | None = None
+    for candidate in candidates:  # the reference is the first
+        spec = _run_spec(plan, task_spec, candidate, 0, None)
         try:
-            if sample.mask is not None:
+            if sample.inputs.get("mask") is not None:
                 check_mask(spec, task)
-            if plan.match_params:
-                yield matching_ffn_width(target, spec, task), ""
-            else:
-                count_parameters(spec, task)  # raises if the model cannot be built
+            if target is None or not plan.match_params or spec.ffn is None:
+                count = count_parameters(spec, task)  # raises if the model cannot be built
+                target = count if target is None else target
                 yield None, ""
+            else:
+                yield matching_ffn_width(target, spec, task), ""
         except Unsupported as refusal:
             yield None, str(refusal)
 
@@ -196,8 +349,9 @@ def matching_ffn_width(target: int, spec: RunSpec, task: Task) -> int | None:
 
     The count is linear in the width, so two widths determine it.
     """
+    if count_parameters(spec, task) == target:
+        return None
     one, two = (
         count_parameters(spec.model_copy(update={"ffn_dim": width}), task) for width in (1, 2)
     )
-    width = 1 + round((target - one) / (two - one))
-    return None if width == 4 * spec.dim else max(1, width)
+    return max(1, 1 + round((target - one) / (two - one)))

@@ -1,38 +1,37 @@
-"""Execute the runs of a comparison in their own processes, within a time budget."""
+"""Execute the runs of a comparison, and the measurement of costs, in their own processes."""
 
 from __future__ import annotations
 
-import math
+import hashlib
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
 from regard import native
+from regard.compare.costs import COSTS_DIR, REQUEST_FILE, CostRequest, read_costs
 from regard.compare.executors import LOG_FILE, STOP_FILE, Executor, LocalExecutor, RunHandle
 from regard.compare.ledger import DONE, INTERRUPTED, Ledger
-from regard.compare.plan import PlannedRun
-from regard.compare.record import LEDGER_FILE, RUNS_DIR
-from regard.json_files import CorruptFile, read_json, write_json
+from regard.compare.plan import RUNS_DIR, PlannedRun
+from regard.compare.record import LEDGER_FILE, check_comparison_folder
+from regard.json_files import CorruptFile, write_json
 from regard.train.interrupts import catch_interrupts
+from regard.train.lock import lock_folder
 from regard.train.metrics_log import METRICS_FILE, last_row
-from regard.train.run import RESULT_FILE, SPEC_FILE
+from regard.train.run import RESULT_FILE, SPEC_FILE, RunSpec, read_result
 
-MIN_RUN_SECONDS = 5.0  # a run needs at least this long on an idle machine
-GRACE_SECONDS = 3.0  # a run is killed this long, and a twentieth of its time, after its limit
+LIMIT_FACTOR = 3.0  # times the estimated time of a run: the time limit of a job in a queue
 SHUTDOWN_SECONDS = 10.0  # time to save a checkpoint when the comparison is stopped
 POLL_SECONDS = 0.1
 
 
 class ActiveRun(NamedTuple):
-    """A run in progress; `seconds` is its time limit, process start included."""
+    """A run in progress; None: a measurement of costs."""
 
-    run: PlannedRun
+    run: PlannedRun | None
     folder: Path
     handle: RunHandle
-    started: float
-    seconds: float | None
 
 
 class Schedule:
@@ -42,10 +41,6 @@ class Schedule:
         root: Folder of the comparison.
         executor: Where to run; None: processes on this machine.
         jobs: Number of runs at a time.
-        budget: Seconds for all runs, including those done before: every run gets the same share,
-            whenever it is executed. None: no limit but the training settings.
-        min_seconds: A budget that gives a run less than this is refused: its process has to start
-            and to train.
         on_progress: Called with (run, fraction) during a run and (run, None) when it has ended.
     """
 
@@ -55,118 +50,118 @@ class Schedule:
         *,
         executor: Executor | None = None,
         jobs: int = 1,
-        budget: float | None = None,
-        min_seconds: float = MIN_RUN_SECONDS,
         on_progress: Callable[[PlannedRun, float | None], None] = lambda run, fraction: None,
     ) -> None:
-        self.root, self.jobs, self.budget, self.min_seconds = root, jobs, budget, min_seconds
+        self.root, self.jobs = root, jobs
         self.on_progress = on_progress
+        check_comparison_folder(root)
         self.executor = executor or LocalExecutor(root, jobs)
         self.ledger = Ledger(root / LEDGER_FILE)
+        self.locks = ExitStack()
 
     def run(self, runs: list[PlannedRun]) -> None:
         """Execute all runs that are not done.
 
         Ctrl-C and SIGTERM make the active runs save checkpoints; then KeyboardInterrupt is raised.
         """
-        share = self.time_share(runs)
         for run in runs:
             self.ledger.add(run.key, run.name, run.settings(), refusal=run.refusal)
         pending = self.pending(runs)
         if pending:
             native.library()  # compile before the first run, which would seem slow otherwise
-        deadline = time.monotonic() + (share or 0) * self._rounds(pending)
         active: list[ActiveRun] = []
         with stop_on_exit(active), catch_interrupts() as stop:
             while pending or active:
                 if stop.requested:
                     raise KeyboardInterrupt
                 while pending and len(active) < self.jobs:
-                    seconds = share
-                    if share is not None and not self.executor.has_queue:
-                        # less than the share if earlier runs took longer than theirs
-                        left = (deadline - time.monotonic()) / self._rounds(pending)
-                        seconds = min(share, max(1.0, left))
-                    active.append(self._start(pending[0], seconds))
-                    pending.pop(0)
+                    active.append(self._start(pending.pop(0)))
                 time.sleep(POLL_SECONDS)
                 for each in [each for each in active if self._check(each)]:
                     active.remove(each)
                     self._finish(each)
+
+    def measure_costs(self, specs: Mapping[str, RunSpec], seconds: float) -> Path:
+        """Measure the costs of candidates by label, once; returns the folder with the costs.
+
+        Raises:
+            ValueError: The process of the measurement failed.
+        """
+        specs = {
+            label: spec.model_copy(update={"threads": self.executor.threads})
+            for label, spec in specs.items()
+        }
+        request = CostRequest(specs=specs, seconds=seconds)
+        identity = request.model_dump_json(exclude={"seconds"})
+        folder = self.costs_folder(hashlib.sha256(identity.encode()).hexdigest()[:16])
+        if read_costs(folder) is None:
+            native.library()
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / STOP_FILE).unlink(missing_ok=True)
+            write_json(folder / REQUEST_FILE, request.model_dump(mode="json"))
+            active = [ActiveRun(None, folder, self.executor.start(folder, None))]
+            with stop_on_exit(active), catch_interrupts() as stop:
+                while not active[0].handle.is_done():
+                    if stop.requested:
+                        raise KeyboardInterrupt
+                    time.sleep(POLL_SECONDS)
+            if read_costs(folder) is None:
+                log = last_log_line(folder / LOG_FILE)
+                reason = active[0].handle.failure_reason() or log or "it ended without a message"
+                raise ValueError(f"The costs of the candidates could not be measured: {reason}")
+        return folder
+
+    def costs_folder(self, name: str) -> Path:
+        """Return a folder of measured costs by its name."""
+        return self.root / COSTS_DIR / name
 
     def pending(self, runs: list[PlannedRun]) -> list[PlannedRun]:
         """Return the runs that are neither refused nor done."""
         done = {entry.key for entry in self.ledger.entries() if entry.status == DONE}
         return [run for run in runs if run.spec is not None and run.key not in done]
 
-    def time_share(self, runs: list[PlannedRun]) -> float | None:
-        """Return the seconds of each run; ValueError if the budget is too small."""
-        trainable = [run for run in runs if run.spec is not None]
-        if self.budget is None or not trainable:
-            return None
-        rounds = self._rounds(trainable)
-        if self.budget < self.min_seconds * rounds and self.pending(runs):
-            raise ValueError(
-                f"The budget leaves {max(self.budget, 0):.0f} s for {len(trainable)} runs, "
-                f"{self.jobs} at a time, but on this machine each needs at least "
-                f"{self.min_seconds:.0f} s to start and train. Use a larger --budget, or fewer "
-                "mixers, tasks or seeds."
-            )
-        return self.budget / rounds
-
-    def _rounds(self, runs: list[PlannedRun]) -> int:
-        return math.ceil(len(runs) / self.jobs)
-
-    def _start(self, run: PlannedRun, seconds: float | None) -> ActiveRun:
+    def _start(self, run: PlannedRun) -> ActiveRun:
         assert run.spec is not None
         spec = run.spec.model_copy(update={"threads": self.executor.threads})
-        if seconds is not None:
-            settings = spec.settings.model_copy(update={"max_seconds": seconds})
-            spec = spec.model_copy(update={"settings": settings})
         folder = self.root / RUNS_DIR / run.key
         folder.mkdir(parents=True, exist_ok=True)
         (folder / STOP_FILE).unlink(missing_ok=True)
         write_json(folder / SPEC_FILE, spec.model_dump(mode="json"))
-        handle = self.executor.start(folder, seconds)
-        return ActiveRun(run, folder, handle, time.monotonic(), seconds)
+        limit = LIMIT_FACTOR * run.seconds if run.seconds else None
+        return ActiveRun(run, folder, self.executor.start(folder, limit))
 
     def _check(self, active: ActiveRun) -> bool:
-        """Report the progress of a run and kill it if it is late; whether it has ended."""
+        """Report the progress of a run; whether it has ended."""
         if active.handle.is_done():
             return True
-        if active.seconds is not None and not self.executor.has_queue:
-            limit = 1.05 * active.seconds + GRACE_SECONDS
-            if time.monotonic() - active.started > limit:
-                active.handle.kill()
-                with (active.folder / LOG_FILE).open("a") as log:
-                    log.write(
-                        f"\nThe run exceeded its {active.seconds:.0f} s. Use a larger --budget or "
-                        "a smaller model.\n"
-                    )
+        assert active.run is not None
         assert active.run.spec is not None
         row = last_row(active.folder / METRICS_FILE)
-        fraction = row.get("step", 0) / active.run.spec.settings.steps
-        if active.seconds:
-            fraction = max(fraction, min(1.0, row.get("seconds", 0) / active.seconds))
-        self.on_progress(active.run, fraction)
+        self.on_progress(active.run, row.get("step", 0) / active.run.spec.settings.steps)
         return False
 
     def _finish(self, active: ActiveRun) -> None:
         """Store the result of a run, or the reason why it has none, in the ledger."""
+        assert active.run is not None
         key, path = active.run.key, active.folder / RESULT_FILE
         try:
             if not path.exists():
                 log = last_log_line(active.folder / LOG_FILE)
                 reason = active.handle.failure_reason() or log or "it ended without a message"
                 raise CorruptFile(reason)
-            self.ledger.finish(key, read_json(path))
+            self.ledger.finish(key, read_result(active.folder))
         except CorruptFile as error:
             reason = str(error)
             self.ledger.fail(key, INTERRUPTED if reason.startswith(INTERRUPTED) else reason)
         self.on_progress(active.run, None)
 
+    def lock(self) -> None:
+        """Keep other comparisons out of the folder until `close`; ValueError if there is one."""
+        self.locks.enter_context(lock_folder(self.root))
+
     def close(self) -> None:
-        """Close the ledger and the executor."""
+        """Close the ledger and the executor, and release the folder."""
+        self.locks.close()
         self.ledger.close()
         self.executor.close()
 

@@ -64,13 +64,18 @@ class LabelPosition(NamedTuple):
     height: float
 
 
-def place_labels(points: Sequence[tuple[float, float, str]]) -> list[LabelPosition]:
-    """Place the labels of points (x, y, name); x and y from 0 to 1, origin at the lower left."""
-    marks = [_mark_box(x, y) for x, y, _ in points]
+def place_labels(
+    points: Sequence[tuple[float, float, str]], taken: Sequence[PixelBox] = ()
+) -> list[LabelPosition]:
+    """Place the labels of points (x, y, name); x and y from 0 to 1, origin at the lower left.
+
+    Labels keep off the marks of the points and the boxes in `taken`.
+    """
+    marks = [mark_box(x, y) for x, y, _ in points]
     labels: list[PixelBox] = []
     positions = []
     for (x, y, name), mark in zip(points, marks, strict=True):
-        occupied = [*(other for other in marks if other != mark), *labels]
+        occupied = [*(other for other in marks if other != mark), *taken, *labels]
         position = LabelPosition(x > 0.5, y)
         for candidate in _candidates(x, y, name):
             box = _label_box(x, candidate.height, name, candidate.left)
@@ -80,6 +85,14 @@ def place_labels(points: Sequence[tuple[float, float, str]]) -> list[LabelPositi
         labels.append(_label_box(x, position.height, name, position.left))
         positions.append(position)
     return positions
+
+
+def level_label_box(y: float, name: str, *, left: bool, above: bool) -> PixelBox:
+    """Return the box of a label at one end of a horizontal line at height y, from 0 to 1."""
+    width, line = min(LETTER_WIDTH * len(name), MAX_LABEL_WIDTH), (1 - y) * HEIGHT
+    top = line - LINE_HEIGHT if above else line
+    start = 0.0 if left else WIDTH - width
+    return PixelBox(start, start + width, top, top + LINE_HEIGHT)
 
 
 def _candidates(x: float, y: float, name: str) -> Iterator[LabelPosition]:
@@ -95,7 +108,8 @@ def _candidates(x: float, y: float, name: str) -> Iterator[LabelPosition]:
                 yield from (LabelPosition(left, height) for left in sides)
 
 
-def _mark_box(x: float, y: float) -> PixelBox:
+def mark_box(x: float, y: float) -> PixelBox:
+    """Return the rectangle of the mark of a point at (x, y), from 0 to 1."""
     across, down = x * WIDTH, (1 - y) * HEIGHT
     return PixelBox(
         across - MARK_RADIUS, across + MARK_RADIUS, down - MARK_RADIUS, down + MARK_RADIUS

@@ -20,7 +20,7 @@ from regard.models.model import outer_mixers
 from regard.show import mixer_pictures
 from regard.show.build import pattern_of
 from regard.show.picture import Picture
-from regard.tasks import IGNORE_INDEX
+from regard.tasks.base import IGNORE_INDEX, LABELS
 from regard.train.run import MODEL_DIR, RunSpec, model_config, read_spec
 
 MAX_MAP_TOKENS = 2048  # a map has this many rows and columns for every head
@@ -76,22 +76,31 @@ def load_maps(root: Path, entries: Iterable[LedgerEntry]) -> list[AttentionMap]:
 
 
 def _load_map(root: Path, entry: LedgerEntry) -> AttentionMap:
-    labels = entry_labels(entry)
+    names = entry_labels(entry)
     try:
         example = cached_task(ModuleSpec(**entry.settings["task"])).example("test", 0)
-        tokens, has_target = example.tokens, example.target != IGNORE_INDEX
-        if tokens.dim() != 1 or len(tokens) > MAX_MAP_TOKENS:
+        tokens, labels = example.inputs.get("x"), example.targets.get(LABELS)
+        if (
+            tokens is None
+            or tokens.is_floating_point()
+            or tokens.dim() != 1
+            or len(tokens) > MAX_MAP_TOKENS
+        ):
+            shapes = {name: tuple(each.shape) for name, each in example.inputs.items()}
             raise ValueError(
                 f"maps are drawn for one sequence of at most {MAX_MAP_TOKENS:,} tokens, but this "
-                f"example has shape {tuple(tokens.shape)}"
+                "example has " + ", ".join(f"{name} {shape}" for name, shape in shapes.items())
             )
         layers = attention_maps(root / RUNS_DIR / entry.key / MODEL_DIR, tokens)
     except READ_ERRORS as error:
-        return AttentionMap(*labels, [], [], [], str(error))
+        return AttentionMap(*names, [], [], [], str(error))
+    has_target = [False] * len(tokens)
+    if labels is not None and labels.shape == tokens.shape:
+        has_target = (labels != IGNORE_INDEX).tolist()
     return AttentionMap(
-        *labels,
+        *names,
         tokens=[str(token) for token in tokens.tolist()],
-        has_target=has_target.tolist() if has_target.dim() else [False] * len(tokens),
+        has_target=has_target,
         layers=layers,
         reason="" if any(x is not None for x in layers) else "this mixer has no attention map",
     )

@@ -1,10 +1,12 @@
-"""HTML as values: text is escaped unless it is marked as HTML."""
+"""HTML as values: text is escaped unless it is marked as HTML. Control characters are replaced."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from html import escape
 
+CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 VOID = frozenset({"meta", "br", "img"})  # elements without content and closing tag
 
 
@@ -27,7 +29,7 @@ def tag(name: str, /, *content: Content, **attributes: str | int | float | bool)
     for key, value in attributes.items():
         if value is not False:
             opening += " " + key.rstrip("_").replace("_", "-")
-            opening += "" if value is True else f'="{escape(str(value))}"'
+            opening += "" if value is True else f'="{escape_text(str(value))}"'
     return SafeHtml(f"<{opening}>" if name in VOID else f"<{opening}>{join(*content)}</{name}>")
 
 
@@ -36,7 +38,12 @@ def join(*content: Content) -> SafeHtml:
     text = ""
     for each in content:
         if isinstance(each, str):
-            text += each if isinstance(each, SafeHtml) else escape(each)
+            text += each if isinstance(each, SafeHtml) else escape_text(each)
         else:
             text += join(*each)
     return SafeHtml(text)
+
+
+def escape_text(text: str) -> str:
+    """Escape HTML; control characters that HTML does not allow become U+FFFD."""
+    return escape(CONTROL.sub("\N{REPLACEMENT CHARACTER}", text))

@@ -7,9 +7,9 @@ from importlib.resources import files
 from pathlib import Path
 
 import regard
-from regard.compare.plan import CONSTANT_BASELINE
 from regard.report.bundle import plots_available, vega_javascript
 from regard.report.data import ComparisonReport
+from regard.report.evidence import costs, differences, search, unique_successes
 from regard.report.markup import SafeHtml, join, tag
 from regard.report.plots import plot_sections
 from regard.report.sections import (
@@ -25,17 +25,21 @@ from regard.report.sections import (
 
 # The page may load nothing. Vega compiles its expressions, hence unsafe-eval.
 CONTENT_SECURITY_POLICY = (
-    "default-src 'none'; img-src data:; style-src 'unsafe-inline'; "
+    "default-src 'none'; img-src data:; media-src data:; style-src 'unsafe-inline'; "
     "script-src 'unsafe-inline' 'unsafe-eval'"
 )
 CONTENTS = {
     "recommendation": "Recommendation",
     "table": "Results",
+    "differences": "Differences",
+    "search": "Search",
+    "costs": "Cost",
     "tradeoffs": "Pareto front",
     "curves": "Learning curves",
     "scaling": "Scaling",
     "patterns": "Patterns",
     "maps": "Attention maps",
+    "unique": "Unique successes",
     "samples": "Tasks",
     "settings": "Settings",
     "environment": "Environment",
@@ -47,6 +51,8 @@ def write_page(report: ComparisonReport, path: Path) -> int:
     """Write the page and return its size in bytes."""
     content = render_page(report).encode()
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.is_symlink():
+        raise ValueError(f"{path} is a symbolic link: delete it, or give the target as --html.")
     path.write_bytes(content)
     return len(content)
 
@@ -54,7 +60,7 @@ def write_page(report: ComparisonReport, path: Path) -> int:
 def render_page(report: ComparisonReport) -> str:
     """Return the page of a comparison as HTML."""
     plan = report.result.record.plan
-    mixers = len({row.mixer for row in report.result.rows} - {CONSTANT_BASELINE})
+    mixers = len({row.mixer for row in report.result.rows if not row.is_baseline})
     counts = (
         (mixers, "mixer"),
         (len(plan.tasks), "task"),
@@ -71,12 +77,17 @@ def render_page(report: ComparisonReport) -> str:
         tag("p", summary, class_="muted"),
         tag("nav", tag("ul", *links), aria_label="Contents"),
     )
+    available = plots_available()
     sections = [
         recommendations(report),
         tables(report),
-        *plot_sections(report, available=plots_available()),
+        differences(report, available=available),
+        search(report),
+        costs(report),
+        *plot_sections(report, available=available),
         patterns(report),
         maps(report),
+        unique_successes(report),
         samples(report),
         settings(report),
         environment(report),

@@ -4,25 +4,34 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 
 from regard.compare import ResultRow
-from regard.compare.plan import CONSTANT_BASELINE
-from regard.compare.results import group_metric, group_rows
+from regard.compare.plan import DENSE_MIXER, spec_label
+from regard.compare.results import group_rows
 from regard.report.bundle import MISSING
 from regard.report.charts import (
+    LATENCY,
     MEMORY,
     SPEED,
-    TIME,
     Chart,
+    CurveAxis,
+    Level,
     learning_chart,
+    near_levels,
     pareto_chart,
     scaling_chart,
 )
+from regard.report.curves import LearningCurve
 from regard.report.data import ComparisonReport
 from regard.report.markup import SafeHtml, join, tag
 from regard.report.sections import group_title, section
 from regard.report.styles import SeriesStyle, legend, series_styles
 
+AXIS_HEIGHT = 40  # below a plot, so that the page does not move when it is drawn
+STEPS = CurveAxis("step", "training steps")
+SECONDS = CurveAxis("seconds", "seconds of training")
+STEP_TIME = "milliseconds per training step"
 Groups = dict[tuple[str, int], list[ResultRow]]
 Styles = dict[str, SeriesStyle]
 
@@ -34,10 +43,10 @@ def plot_sections(report: ComparisonReport, *, available: bool) -> list[SafeHtml
         report: What to plot.
         available: Whether plots can be drawn; if not, each section says what to install.
     """
-    styles = series_styles(row.mixer for row in report.result.rows if row.scores)
+    styles = report_styles(report)
     scored: Groups = {}
     for key, rows in group_rows(report.result.rows).items():
-        rows = [r for r in rows if r.mixer != CONSTANT_BASELINE and math.isfinite(r.score)]
+        rows = [r for r in rows if not r.is_baseline and math.isfinite(r.score)]
         if rows:
             scored[key] = rows
     sections = []
@@ -46,19 +55,21 @@ def plot_sections(report: ComparisonReport, *, available: bool) -> list[SafeHtml
             "tradeoffs",
             "Score against cost",
             "The dashed line is the Pareto front: the mixers that no other beats in both. "
-            "Vertical lines are the standard deviation over seeds.",
+            "Vertical lines are the standard deviation over seeds. Hollow points were eliminated "
+            "early, after less training. Horizontal lines are baselines, which are no mixers.",
             tradeoff_charts,
         ),
         (
             "curves",
             "Learning curves",
-            "Lines are means over seeds, bands range from the worst seed to the best.",
+            "Lines are means over seeds, bands range from the worst seed to the best. "
+            + time_note(report),
             curve_charts,
         ),
         (
             "scaling",
             "Scaling with length",
-            "Both axes are logarithmic. The time of a step includes its share of evaluations.",
+            "Both axes are logarithmic. " + time_note(report),
             scaling_charts,
         ),
     ):
@@ -78,45 +89,108 @@ def plot_sections(report: ComparisonReport, *, available: bool) -> list[SafeHtml
 def tradeoff_charts(
     report: ComparisonReport, scored: Groups, styles: Styles
 ) -> dict[str, list[Chart]]:
-    """Plot score against speed, and against memory where the system tells it, by title."""
-    return {
-        group_title(*key): [
-            pareto_chart(rows, cost, styles)
-            for cost in (SPEED, MEMORY)
-            if not any(math.isnan(cost.value(row)) for row in rows)
-        ]
-        for key, rows in scored.items()
+    """Plot score against speed, memory and latency, where they are known, by title."""
+    charts: dict[str, list[Chart]] = {}
+    for key, rows in scored.items():
+        levels = near_levels(rows, baseline_levels(report, key))
+        for cost in (SPEED, MEMORY, LATENCY):
+            known = [row for row in rows if not math.isnan(cost.value(row))]
+            if known:
+                chart = pareto_chart(known, cost, report.metrics[key], styles, levels)
+                charts.setdefault(group_title(*key), []).append(chart)
+    return charts
+
+
+def report_styles(report: ComparisonReport) -> Styles:
+    """Return the style of each mixer that has a score."""
+    rows = [row for row in report.result.rows if row.scores and not row.is_baseline]
+    return series_styles((row.mixer for row in rows), reference_name(report))
+
+
+def reference_name(report: ComparisonReport) -> str:
+    """Return the name of dense softmax, or of the default of the part that varies."""
+    names = (row.mixer for row in report.result.rows if row.is_reference)
+    return next(names, spec_label(DENSE_MIXER))
+
+
+def baseline_levels(report: ComparisonReport, key: tuple[str, int]) -> list[Level]:
+    """Return the scores of the baselines of a task and length."""
+    rows = group_rows(report.result.rows)[key]
+    return [
+        Level(row.mixer, row.score) for row in rows if row.is_baseline and math.isfinite(row.score)
+    ]
+
+
+def step_seconds(report: ComparisonReport) -> dict[tuple[str, str, int], float]:
+    """Return the seconds of a training step by mixer, task and length, as they were measured apart;
+    if nothing was measured, those of the runs."""
+    measured = {
+        (cost.mixer, cost.task, cost.length): cost.step_seconds
+        for cost in report.result.costs
+        if math.isfinite(cost.step_seconds)
     }
+    return measured or {
+        (row.mixer, row.task, row.length): row.seconds / row.steps
+        for row in report.result.rows
+        if row.scores and row.steps > 0
+    }
+
+
+def time_note(report: ComparisonReport) -> str:
+    """Return a sentence on what the times of steps are."""
+    if any(math.isfinite(cost.step_seconds) for cost in report.result.costs):
+        return "Times are steps × the time of a step, which was measured apart from the runs."
+    return "Times are those of the runs, evaluations included: costs were not measured apart."
 
 
 def curve_charts(
     report: ComparisonReport, scored: Groups, styles: Styles
 ) -> dict[str, list[Chart]]:
-    """Plot learning curves by step and by time."""
-    groups = group_rows(report.result.rows)
-    charts = {}
+    """Plot learning curves over steps and over time."""
+    charts: dict[str, list[Chart]] = {}
     for key in scored:
-        rows = groups[key]
-        baseline = next((row.score for row in rows if row.mixer == CONSTANT_BASELINE), None)
+        metric, levels = report.metrics[key], baseline_levels(report, key)
         curves = [c for c in report.curves if (c.task, c.length) == key and c.points]
-        charts[group_title(*key)] = [
-            learning_chart(curves, by, group_metric(rows), styles, baseline)
-            for by in ("step", "seconds")
-        ]
+        for axis, shown in ((STEPS, curves), (SECONDS, timed_curves(report, curves))):
+            if shown:
+                chart = learning_chart(shown, axis, metric, styles, levels)
+                charts.setdefault(group_title(*key), []).append(chart)
     return charts
+
+
+def timed_curves(report: ComparisonReport, curves: Sequence[LearningCurve]) -> list[LearningCurve]:
+    """Return curves whose seconds are steps × the time of a step; those without are left out."""
+    seconds = step_seconds(report)
+    timed = []
+    for curve in curves:
+        each = seconds.get((curve.mixer, curve.task, curve.length))
+        if each is not None:
+            points = [point._replace(seconds=point.step * each) for point in curve.points]
+            timed.append(curve._replace(points=points))
+    return timed
 
 
 def scaling_charts(
     report: ComparisonReport, scored: Groups, styles: Styles
 ) -> dict[str, list[Chart]]:
-    """Plot the time and memory of training by length."""
+    """Plot the time and memory of training, and the latency of inference, by length."""
     charts: dict[str, list[Chart]] = {}
+    seconds = step_seconds(report)
     for task, rows in rows_by_task(scored).items():
-        for cost in (TIME, MEMORY):
-            points = [(row.mixer, row.length, cost.value(row)) for row in rows]
+        times = [seconds.get((row.mixer, task, row.length), math.nan) for row in rows]
+        for title, values in (
+            (STEP_TIME, [1e3 * each for each in times]),
+            (MEMORY.title, [MEMORY.value(row) for row in rows]),
+            (LATENCY.title, [LATENCY.value(row) for row in rows]),
+        ):
             # a log axis needs values above 0; the memory of a tiny model may be too small to see
-            if any(value > 0 for _, _, value in points):
-                charts.setdefault(task, []).append(scaling_chart(points, cost.title, styles))
+            points = [
+                (row.mixer, row.length, value)
+                for row, value in zip(rows, values, strict=True)
+                if value > 0
+            ]
+            if points:
+                charts.setdefault(task, []).append(scaling_chart(points, title, styles))
     return charts
 
 
@@ -146,5 +220,11 @@ def plot_section(
 def plot_figure(chart: Chart) -> SafeHtml:
     """Return the element of a plot with its specification; no text in it can end the script."""
     text = SafeHtml(json.dumps(chart, allow_nan=False).replace("<", "\\u003c"))
-    plot = tag("div", class_="plot", role="img", aria_label=str(chart["description"]))
+    plot = tag(
+        "div",
+        class_="plot",
+        role="img",
+        aria_label=str(chart["description"]),
+        style=f"min-height:{chart['height'] + AXIS_HEIGHT}px",
+    )
     return tag("figure", plot, tag("script", text, type="application/json"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 
 import regard
 from regard.compare import ResultRow, Verdict
@@ -17,6 +18,10 @@ from regard.compare.results import group_metric, group_rows, rank_rows
 from regard.report.data import ComparisonReport
 from regard.report.figures import map_figure, pattern_figure
 from regard.report.markup import Content, SafeHtml, join, tag
+from regard.report.renderings import render_html
+from regard.tasks.metrics import Metric
+
+NO_MIXER = "no mixer"  # beside the name of a baseline
 
 
 def section(name: str, title: str, *content: Content) -> SafeHtml:
@@ -37,7 +42,7 @@ def recommendations(report: ComparisonReport) -> SafeHtml:
         row = verdict.recommended
         choice = "none" if row is None else tag("span", row.mixer, class_="choice")
         heading = tag("h3", group_title(verdict.task, verdict.length), ": ", choice)
-        items = [tag("li", text) for text in describe_caveats(verdict.caveats)]
+        items = [tag("li", text) for text in describe_caveats(verdict.caveats, verdict)]
         caveats = tag("ul", *items, class_="caveats") if items else ""
         text = tag("p", describe_verdict(verdict))
         cards.append(tag("article", heading, text, caveats, class_="verdict"))
@@ -49,40 +54,88 @@ def tables(report: ComparisonReport) -> SafeHtml:
     rows = report.result.rows
     note = (
         "Scores are means over seeds on the test split, with the standard deviation. Memory is the "
-        "peak of the training process, minus what it used before the model was built. “constant” "
-        "is the constant baseline: it ignores the input."
+        "peak of the training process, minus what it used before the model was built. Baselines "
+        f"are marked “{NO_MIXER}”: they need no network, and “constant” ignores the input."
     )
-    if any(row.metric.startswith("bits") for row in rows):
-        note += " Bits are per character or byte of text; lower is better."
     verdicts = {(verdict.task, verdict.length): verdict for verdict in report.result.verdicts}
-    all_tables = (table(group, verdicts.get(key)) for key, group in group_rows(rows).items())
+    all_tables = (
+        join(table(group, verdicts.get(key), report.metrics[key]), all_metrics(group))
+        for key, group in group_rows(rows).items()
+    )
     return section("table", "All results", tag("p", note, class_="muted"), *all_tables)
 
 
-def table(rows: list[ResultRow], verdict: Verdict | None) -> SafeHtml:
-    """Return the table of one task and length. It scrolls by itself in a narrow window."""
-    title = group_title(rows[0].task, rows[0].length)
-    header = [
-        tag("th", name or tag("span", "note", class_="hidden"), scope="col")
-        for name in table_header(group_metric(rows))
-    ]
+def row_name(name: str, row: ResultRow | None = None) -> SafeHtml:
+    """Return the header of a row, marked if it is that of a baseline or was eliminated."""
+    if row is not None and row.is_baseline:
+        return tag("th", name, " ", tag("span", NO_MIXER, class_="badge"), scope="row")
+    if row is not None and row.eliminated and row.scores:
+        badge = tag("span", f"until rung {row.rung + 1}", class_="badge")
+        return tag("th", name, " ", badge, scope="row")
+    return tag("th", name, scope="row")
+
+
+def scrolling_table(
+    title: str, header: Sequence[Content], body: Sequence[SafeHtml], *, text_last: bool = False
+) -> SafeHtml:
+    """Return a table with a caption. It scrolls by itself in a narrow window.
+
+    Args:
+        text_last: Whether the last column has text; all but the first have numbers otherwise.
+    """
+    head = tag("tr", *(tag("th", name, scope="col") for name in header))
+    class_ = "text-last" if text_last else False
+    rows = tag("tbody", *body)
+    whole = tag("table", tag("caption", title), tag("thead", head), rows, class_=class_)
+    return tag("div", whole, class_="scroll", tabindex=0, role="region", aria_label=title)
+
+
+def describe_metric(metric: Metric) -> str:
+    """Return the name, the unit and the direction of a metric."""
+    unit = f" in {metric.unit}" if metric.unit else ""
+    direction = "higher" if metric.higher_is_better else "lower"
+    return f"{metric.name}{unit}, {direction} is better"
+
+
+def all_metrics(rows: list[ResultRow]) -> SafeHtml | str:
+    """Return a folded table of all metrics; nothing if there is only one."""
+    names = list(dict.fromkeys(name for row in rows for name in row.metrics))
+    if len(names) < 2:
+        return ""
+    body = []
+    for row in rank_rows(rows):
+        if row.metrics:
+            cells = (
+                tag(
+                    "td", f"{row.metrics[name]:.4g}" if name in row.metrics else "", class_="number"
+                )
+                for name in names
+            )
+            body.append(tag("tr", row_name(row.mixer, row), *cells))
+    title = f"{group_title(rows[0].task, rows[0].length)}: all metrics on the test examples"
+    summary = tag("summary", "all metrics")
+    return tag("details", summary, scrolling_table(title, ["mixer", *names], body))
+
+
+def table(rows: list[ResultRow], verdict: Verdict | None, metric: Metric) -> SafeHtml:
+    """Return the table of one task and length."""
+    title = f"{group_title(rows[0].task, rows[0].length)} · {describe_metric(metric)}"
+    names = (name.replace("-\n", "") for name in table_header(group_metric(rows)[0]))  # hyphens
+    header = [name or tag("span", "note", class_="hidden") for name in names]
     body = []
     for row in rank_rows(rows):
         name, *numbers, note = format_row(row, verdict)
-        cells = [tag("th", name, scope="row")]
+        cells = [row_name(name, row)]
         if row.scores:
             cells += [tag("td", text, class_="number") for text in numbers]
-            cells.append(tag("td", note))
+            cells.append(tag("td", note, class_="note"))
             recommended = verdict is not None and row is verdict.recommended
             body.append(tag("tr", *cells, class_="recommended" if recommended else False))
         else:  # one wide cell for the reason instead of empty ones
             reason = tag("div", row.reason)
             cells.append(tag("td", reason, colspan=len(numbers) + 1, class_="reason"))
             body.append(tag("tr", *cells, class_="muted"))
-    whole = tag(
-        "table", tag("caption", title), tag("thead", tag("tr", *header)), tag("tbody", *body)
-    )
-    return tag("div", whole, class_="scroll", tabindex=0, role="region", aria_label=title)
+    return scrolling_table(title, header, body, text_last=True)
 
 
 def patterns(report: ComparisonReport) -> SafeHtml:
@@ -115,9 +168,9 @@ def samples(report: ComparisonReport) -> SafeHtml:
     examples = (
         join(
             tag("h3", group_title(task, length)),
-            tag("pre", text, class_="scroll", tabindex=0),
+            render_html(sample),
         )
-        for task, length, text in report.samples
+        for task, length, sample in report.samples
     )
     return section("samples", "One example of each task", *examples)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from regard.compare.plan import CONSTANT_BASELINE, DENSE_MIXER, spec_label
+from regard.compare.plan import DENSE_MIXER, spec_label
 from regard.report.markup import SafeHtml, tag
 
 GREY = "#808080"  # dense softmax; visible on black and on white
@@ -35,7 +35,7 @@ def series_styles(
 ) -> dict[str, SeriesStyle]:
     """Return a style for each name; up to 24 are distinct."""
     styles = {dense: SeriesStyle(GREY, "circle", DASHES[0])}
-    others = [name for name in dict.fromkeys(names) if name not in (dense, CONSTANT_BASELINE)]
+    others = [name for name in dict.fromkeys(names) if name != dense]
     shapes = list(SHAPES)
     for i, name in enumerate(others):
         cycle, colour = divmod(i, len(COLOURS))

@@ -16,6 +16,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from regard.console import PlainConsole
 from regard.mixer import Mixer
 from regard.pattern import Pattern
 from regard.recipe_index import find_family
@@ -49,7 +50,7 @@ GALLERY_TOKENS = 40  # in each picture of a gallery
 
 def draw(pattern: Pattern, n: int, console: Console | None = None) -> None:
     """Print a pattern for n tokens. If they do not fit, several tokens share a cell."""
-    console = console or Console(highlight=False)
+    console = console or PlainConsole()
     colour = terminal.supports_colour(console)
     cells = terminal.max_cells(count_pictures(pattern), colour)
     console.print(terminal.render_pictures(pattern_pictures(pattern, n, cells), colour))
@@ -57,7 +58,7 @@ def draw(pattern: Pattern, n: int, console: Console | None = None) -> None:
 
 def draw_family(family: str, console: Console | None = None) -> None:
     """Print name, paper, summary and picture of all recipes of a family."""
-    console = console or Console(highlight=False)
+    console = console or PlainConsole()
     colour = terminal.supports_colour(console)
     for name in list_recipes(family=family):
         recipe = get_recipe(name)
