@@ -88,5 +88,9 @@ from .registry import (
     list_recipes as list_recipes,
     recipe as recipe,
 )
+from .train.inference import (
+    TrainedRun as TrainedRun,
+    load as load,
+)
 
 __version__: str

@@ -11,6 +11,9 @@ import inspect
 import io
 import re
 import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -21,6 +24,7 @@ from typer.core import TyperCommand, TyperGroup
 import regard
 from regard.cli import startup
 from regard.cli.renamed import Command
+from regard.console import escape_controls
 
 
 class CommandEntry(NamedTuple):
@@ -79,8 +83,21 @@ COMMANDS = {
 }
 
 
+@contextmanager
+def escaped_usage_errors() -> Iterator[None]:
+    """Show control characters of arguments as escapes in the errors that typer prints."""
+    try:
+        yield
+    except Exception as error:
+        if hasattr(error, "format_message"):  # typer has its own copy of click's exceptions
+            error.message = escape_controls(error.message)  # type: ignore[attr-defined]
+        raise
+
+
 class LazyGroup(TyperGroup):
     """The `regard` command. It imports a subcommand when it is called, and none for `--help`."""
+
+    on_loaded: Callable[[], object] = staticmethod(lambda: None)
 
     def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
@@ -89,6 +106,7 @@ class LazyGroup(TyperGroup):
         if cmd_name not in self.commands and cmd_name in COMMANDS:
             entry = COMMANDS[cmd_name]
             target = entry.load()
+            self.on_loaded()
             if not isinstance(target, typer.Typer):
                 parent = typer.Typer(rich_markup_mode=self.rich_markup_mode, add_completion=False)
                 parent.command(cmd_name, cls=Command, context_settings=entry.settings)(target)
@@ -103,6 +121,19 @@ class LazyGroup(TyperGroup):
         if args[0] not in COMMANDS:
             self.commands = dict.fromkeys(COMMANDS, TyperCommand(""))  # names for a suggestion
         return super().resolve_command(ctx, args)
+
+    def make_context(self, *args: Any, **kwargs: Any) -> Any:
+        with escaped_usage_errors():
+            return super().make_context(*args, **kwargs)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            with escaped_usage_errors():
+                return super().invoke(ctx)
+        except KeyboardInterrupt:  # commands that save something say so themselves
+            from regard.cli.output import INTERRUPTED, fail
+
+            fail("interrupted.", INTERRUPTED)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         imported = self.commands
@@ -125,7 +156,7 @@ app = typer.Typer(
 def print_version(wanted: bool) -> None:
     """Print the version and exit."""
     if wanted:
-        typer.echo(f"regard {regard.__version__}")
+        print(f"regard {regard.__version__}")
         raise typer.Exit
 
 
@@ -144,14 +175,21 @@ def options(
     """
 
 
-def main() -> None:
-    """Run the command line."""
+def main(on_loaded: Callable[[], object] = lambda: None) -> None:
+    """Run the command line.
+
+    Args:
+        on_loaded: Called when the modules of the command are imported, before it runs.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")  # show ? on a terminal without Unicode
+    format_warning = warnings.formatwarning
+    warnings.formatwarning = lambda *given: escape_controls(format_warning(*given))
     arguments = sys.argv[1:]
     command = COMMANDS.get(arguments[0]) if arguments else None
     if command is not None and command.slow and "--help" not in arguments:
         print(f"regard {arguments[0]}: loading PyTorch ...", file=sys.stderr, flush=True)
     startup.record_startup()
+    LazyGroup.on_loaded = staticmethod(on_loaded)
     app()

@@ -1,5 +1,5 @@
 """python -m regard.cli"""
 
-from regard.cli import main
+from regard.__main__ import main
 
 main()

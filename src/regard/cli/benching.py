@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard.cli.device_options import DeviceOption, check_device
-from regard.cli.output import INTERRUPTED, console, print_json, progress_bar, user_errors
+from regard.cli.output import INTERRUPTED, console, echo, print_json, progress_bar, user_errors
 from regard.errors import Unsupported, check_positive, did_you_mean
 
 if TYPE_CHECKING:
@@ -132,7 +132,7 @@ def bench(
 
         with user_errors():
             size = write_page(result, html)
-        typer.echo(f"Wrote {html} ({size / 1e6:.1f} MB)", err=True)
+        echo(f"Wrote {html} ({size / 1e6:.1f} MB)", err=True)
     with user_errors():
         if json:
             print_json(result.as_json() | {"notes": peer_notes(result)})
@@ -284,6 +284,6 @@ def run_with_progress(result: BenchResult, *, quiet: bool) -> bool:
             )
         except KeyboardInterrupt:
             bar.stop()
-            typer.echo("Interrupted: these are the results so far.", err=True)
+            echo("Interrupted: these are the results so far.", err=True)
             return False
     return True

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.output import console, user_errors
+from regard.cli.output import console, echo, user_errors
 from regard.show import draw_family, save_family
 
 
@@ -28,4 +28,4 @@ def gallery(
             draw_family(family, console())
             return
         save_family(png, family)
-    typer.echo(f"Wrote {png}")
+    echo(f"Wrote {png}")

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import csv as csv_module
-import sys
-from collections.abc import Iterable, Iterator
+import io
+import itertools
+from collections.abc import Iterable, Mapping
+from json import dumps as dump_json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from regard.cli.device_options import DeviceOption, DtypeOption, check_device
-from regard.cli.output import print_json, user_errors
+from regard.cli.output import echo, echo_data, print_json, user_errors
+from regard.cli.plugins import PluginOption
+from regard.cli.raw_inputs import input_columns, read_inputs
+from regard.models import Decoder, LMHeadConfig, Seq2Seq
 from regard.models.beam import BeamSearchConfig, beam_search
 from regard.models.generation import GenerationOutput, generate as generate_texts, stream_tokens
 from regard.models.sampling import (
@@ -23,73 +28,157 @@ from regard.models.sampling import (
     TopPFilter,
 )
 from regard.models.stopping_criteria import StoppingCriteria
-from regard.tasks.corpus import TEXT_SUFFIXES
-from regard.tasks.files import existing_path, file_type, open_text
-from regard.tasks.rows import HUGGING_FACE, get_column, read_rows
+from regard.tasks.processors import Processor, TextProcessor
 from regard.tasks.tokenizers import Tokenizer
 from regard.train import inference
 from regard.train.inference import TrainedRun, generation_step, load_run
 
+MAX_SHOWN = 60  # characters of an input
+
 
 def predict(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run of the task classify.")],
-    text: Annotated[list[str], typer.Option(help="A text to label; may be repeated.")] = [],  # noqa: B006
+    folder: Annotated[Path, typer.Argument(help="Folder of a finished run.")],
+    files: Annotated[
+        list[str], typer.Argument(help="Files or folders of inputs; - for standard input.")
+    ] = [],  # noqa: B006
+    text: Annotated[list[str], typer.Option(help="A text; may be repeated.")] = [],  # noqa: B006
     data: Annotated[
-        str | None, typer.Option(help="A file of rows, or a text file with one text per line.")
+        str | None,
+        typer.Option(
+            help="Rows (CSV, JSON, Parquet, hf:name), a text file with one text per line, or a "
+            "folder of images or sounds."
+        ),
     ] = None,
     column: Annotated[
         str | None,
-        typer.Option(help="Column of the text in --data.", show_default="as in training"),
+        typer.Option(help="Column of the text, in rows.", show_default="as in training"),
     ] = None,
-    batch_size: Annotated[int, typer.Option(min=1, help="Texts per batch.")] = 32,
+    batch_size: Annotated[int, typer.Option(min=1, help="Inputs per batch.")] = 32,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "float32",
+    plugin: PluginOption = [],  # noqa: B006
     json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
 ) -> None:
-    """Predict the labels of texts, with their probabilities.
+    """Predict with the model of a run: the label of a text, the numbers of a row, and so on.
 
     Example: regard predict runs/mine --text "a fine day" --json
     """
 
     with user_errors():
-        if bool(text) == (data is not None):
-            raise ValueError("Give either --text or --data.")
-        if column is not None and data is None:
+        sources = [*files, *([] if data is None else [data])]
+        if not text and not sources:
+            raise ValueError("Give inputs: --text, --data, files, or - for standard input.")
+        if json and csv:
+            raise ValueError("--json and --csv both print to stdout: give one of them.")
+        if column is not None and not sources:
             raise ValueError("--column is a column of --data, which is missing.")
-        run = load_run(folder, device=check_device(device, dtype), dtype=dtype)
-        texts: Iterable[str] = text
-        if data is not None:
-            texts = _read_texts(data, column or run.spec.task.arguments.get("text", "text"), run)
-        predictions = inference.predict(run, texts, batch_size=batch_size)
+        run = load_run(
+            folder,
+            device=check_device(device, dtype),
+            dtype=dtype,
+            plugins=plugin,
+            on_warning=lambda warning: echo(f"warning: {warning}", err=True),
+        )
+        processor = _prediction_processor(run)
+        arguments = run.spec.task.arguments
+        text_column = "source" if isinstance(run.model, Seq2Seq) else "text"
+        raw_inputs = read_inputs(
+            processor,
+            texts=text,
+            sources=sources,
+            column=column,
+            default_column=arguments.get(text_column, text_column),
+            encoding=arguments.get("encoding", "utf-8"),
+        )
+        raw_inputs, copies = itertools.tee(raw_inputs)
+        predictions = inference.predict(run, copies, batch_size=batch_size)
+        pairs = zip(raw_inputs, predictions, strict=True)
+        count, empty = 0, 0
+        objects: list[dict[str, Any]] = []
+        for raw, prediction in pairs:
+            given = input_columns(processor, raw)
+            if json:
+                shown = {"row": _json_row(given)} if processor.columns else given
+                objects.append({**shown, **prediction})
+            elif csv:
+                values = _csv_values(given, prediction)
+                if not count:
+                    echo_data(format_csv_row(values))
+                echo_data(format_csv_row(values.values()))
+            else:
+                echo(_describe_pair(given, prediction))
+            count += 1
+            empty += isinstance(raw, str) and not raw.strip()
         if json:
-            print_json([prediction._asdict() for prediction in predictions])
-        elif csv:
-            writer = csv_module.writer(sys.stdout, lineterminator="\n")
-            writer.writerow(["text", "label", "probability"])
-            for prediction in predictions:
-                writer.writerow(prediction[:3])
-        else:
-            for one in predictions:
-                short = one.text if len(one.text) <= 60 else f"{one.text[:59]}…"
-                percent = f"{100 * one.probability:.1f} %"
-                typer.echo(f"{one.label}  {percent}  {' '.join(short.split())}")
+            print_json(objects)
+        if empty:
+            echo(
+                f"note: {empty:,} of {count:,} texts are empty; the model saw a single token that "
+                "stands for no text.",
+                err=True,
+            )
 
 
-def _read_texts(data: str, column: str, run: TrainedRun) -> Iterator[str]:
-    """The texts of a file: a column if it has rows, otherwise its lines."""
+def _prediction_processor(run: TrainedRun) -> Processor:
+    """The processor of a run that can predict."""
+    assert run.model.config is not None
+    if isinstance(run.model, Decoder) and isinstance(run.model.config.head, LMHeadConfig):
+        raise ValueError(
+            f"Run {run.folder} is a language model, which continues texts: "
+            f"regard generate {run.folder} --prompt ..."
+        )
+    if run.processor is None:
+        raise ValueError(
+            f"Task {run.spec.task.name!r} has no inputs of its own: its examples are generated. "
+            f"Evaluate it with: regard eval {run.folder}"
+        )
+    return run.processor
 
-    encoding = run.spec.task.arguments.get("encoding", "utf-8")
-    if not data.startswith(HUGGING_FACE):
-        path = existing_path(data)
-        if path.is_file() and file_type(path) in TEXT_SUFFIXES:
-            with open_text(path, encoding) as file:
-                yield from (line.rstrip("\r\n") for line in file)
-            return
-    for rows in read_rows(data, encoding).values():
-        for where, row in rows:
-            value = get_column(row, column, where)
-            yield "" if value is None else str(value)
+
+def _json_row(row: dict[str, Any]) -> dict[str, Any]:
+    """A row of JSON values; others, such as dates, become texts."""
+    return {
+        name: value if isinstance(value, str | int | float | None) else str(value)
+        for name, value in row.items()
+    }
+
+
+def _csv_values(given: dict[str, Any], prediction: dict[str, Any]) -> dict[str, Any]:
+    """One line of CSV: the input, and the prediction without its tables. A value of the prediction
+    that is named like a column of the input is called "predicted_NAME"."""
+    values = dict(given)
+    for name, value in prediction.items():
+        if not isinstance(value, Mapping):
+            key = f"predicted_{name}" if name in given else name
+            is_list = isinstance(value, list | tuple)
+            values[key] = dump_json(value, ensure_ascii=False) if is_list else value
+    return values
+
+
+def _describe_pair(given: dict[str, Any], prediction: dict[str, Any]) -> str:
+    """One line for a person: the prediction, then the input."""
+    words = []
+    for name, value in prediction.items():
+        if isinstance(value, float):
+            words.append(f"{name} {value:.4g}")
+        elif isinstance(value, str):
+            words.append(value)
+        elif not isinstance(value, Mapping):
+            words.append(f"{name} {value}")
+    if len(given) == 1:
+        text = " ".join(str(next(iter(given.values()))).split())
+    else:
+        text = ", ".join(f"{name}={value}" for name, value in given.items())
+    words.append(text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…")
+    return "  ".join(words)
+
+
+def format_csv_row(values: Iterable[object]) -> str:
+    """A line of a CSV file."""
+    line = io.StringIO()
+    csv_module.writer(line, lineterminator="\n").writerow(values)
+    return line.getvalue()
 
 
 # ---------------------------------------------------------------------------------------- generate
@@ -120,6 +209,7 @@ def generate(
     ] = [],  # noqa: B006
     device: DeviceOption = "auto",
     dtype: DtypeOption = "float32",
+    plugin: PluginOption = [],  # noqa: B006
     json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
 ) -> None:
     """Continue a text, token by token.
@@ -128,9 +218,9 @@ def generate(
     """
 
     with user_errors():
-        run = load_run(folder, device=check_device(device, dtype), dtype=dtype)
+        run = load_run(folder, device=check_device(device, dtype), dtype=dtype, plugins=plugin)
         step = generation_step(run)
-        assert run.processor is not None
+        assert isinstance(run.processor, TextProcessor)
         tokenizer = run.processor.tokenizer
         tokens = _encode_prompt(prompt, tokenizer)
         criteria = StoppingCriteria(
@@ -162,7 +252,7 @@ def generate(
             )
             _print_output(prompt, found[0], json=True)
             return
-        typer.echo(prompt, nl=False)
+        echo_data(prompt)
         for piece in stream_tokens(
             step,
             [tokens],
@@ -171,9 +261,8 @@ def generate(
             stop=criteria,
             device=run.device,
         ):
-            typer.echo(piece.text, nl=False)
-            sys.stdout.flush()
-        typer.echo()
+            echo_data(piece.text)
+        echo()
 
 
 def _encode_prompt(prompt: str, tokenizer: Tokenizer) -> list[int]:
@@ -220,4 +309,4 @@ def _print_output(prompt: str, output: GenerationOutput, *, json: bool) -> None:
     if json:
         print_json({"prompt": prompt, **output._asdict()})
     else:
-        typer.echo(f"{prompt}{output.text}")
+        echo_data(f"{prompt}{output.text}\n")

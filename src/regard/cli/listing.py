@@ -11,12 +11,13 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.can import CAPABILITIES
-from regard.cli.output import console, print_json, user_errors
+from regard.cli.output import console, echo, print_json, user_errors
+from regard.cli.plugins import PluginOption
 from regard.recipe_index import Entry, find_entries
 
 SHORT_NAMES = {"global_attention_mask": "global", "attn_mask": "pairs"}  # in table headers
 # not in the table, which has to fit into 100 columns; `regard show` has them
-HIDDEN = ("onnx", "heads", "gqa", "rotary", "dropout")
+HIDDEN = ("independent_queries", "onnx", "heads", "gqa", "rotary", "dropout")
 
 
 def list_command(
@@ -29,6 +30,7 @@ def list_command(
     can: Annotated[
         str, typer.Option(help="Only recipes with all these capabilities: causal,stream.")
     ] = "",
+    plugin: PluginOption = [],  # noqa: B006
     json: Annotated[bool, typer.Option("--json", help="Print the list as JSON.")] = False,
 ) -> None:
     """List the recipes with their papers and capabilities.
@@ -37,13 +39,17 @@ def list_command(
     """
     with user_errors():
         capabilities = [name.strip() for name in can.split(",") if name.strip()]
-        entries = find_entries(pattern, family=family, can=capabilities)
+        if plugin:
+            from regard.plugins import load_plugins  # with torch, which the list does without
+
+            load_plugins(plugin)
+        entries = find_entries(pattern, family=family, can=capabilities, registered=bool(plugin))
     if json:
         print_json(entries)
     elif entries:
         console().print(recipe_tables(entries))
     else:
-        typer.echo("no recipe matches", err=True)
+        echo("no recipe matches", err=True)
 
 
 def recipe_tables(entries: list[Entry]) -> Group:

@@ -28,7 +28,8 @@ def parse_spec(text: str) -> ModuleSpec:
     """Parse a name with arguments: "local:window=64:block=32"."""
     from regard.models import ModuleSpec
 
-    name, *arguments = re.split(r"(?<!=hf):", text)  # "data=hf:imdb" is one argument
+    # "data=hf:imdb" and "tokenizer=run:runs/a" are one argument each
+    name, *arguments = re.split(r"(?<!=hf)(?<!=run):", text)
     message = f"Write arguments as name:key=value, not {text!r}."
     return ModuleSpec(name=name.strip(), arguments=parse_key_values(arguments, message))
 
@@ -53,6 +54,8 @@ def add_data_arguments(task: ModuleSpec, data: str | None, arguments: dict[str, 
 
 def absolute_path(data: str) -> str:
     """The absolute path of data, to use a run from any folder; hub names stay."""
+    if any("\ud800" <= letter <= "\udfff" for letter in data):
+        raise ValueError(f"{data!r} is not UTF-8: rename the file or folder.")
     if not data.startswith(HUGGING_FACE):
         return str(Path(data).expanduser().absolute())
     folder = Path(data.removeprefix(HUGGING_FACE)).expanduser()

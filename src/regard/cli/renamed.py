@@ -15,7 +15,6 @@ from typer.core import TyperCommand
 RENAMED_OPTIONS: dict[str, dict[str, str]] = {
     "compare": {
         "--batch": "--batch-size",
-        "--equal": "--match-params",
         "--no-equal": "--no-match-params",
         "--on": "--executor",
         "--rate": "--lr",

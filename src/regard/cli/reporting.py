@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.output import print_json, user_errors
+from regard.cli.output import echo, print_json, user_errors
 
 if TYPE_CHECKING:
     from regard.report import ComparisonReport
@@ -51,4 +51,4 @@ def write_report(content: ComparisonReport, path: Path) -> None:
 
     with user_errors():
         size = write_page(content, path)
-    typer.echo(f"Wrote {path} ({size / 1e6:.1f} MB)", err=True)
+    echo(f"Wrote {path} ({size / 1e6:.1f} MB)", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
@@ -9,15 +10,27 @@ from typing import Annotated, Any, NamedTuple
 import typer
 from rich.table import Table
 
-from regard.cli.output import console, print_json, user_errors
+from regard.cli.output import confirm, console, echo, print_json, user_errors
 from regard.cli.renamed import Command
 from regard.cli.text_plot import plot_text
-from regard.compare.executors import LOCK_FILE, LOG_FILE, STOP_FILE
+from regard.compare.executors import LOG_FILE, STOP_FILE
 from regard.compare.plan import spec_label
-from regard.json_files import CorruptFile, read_json
+from regard.json_files import PARTIAL_PREFIX
+from regard.models.serialization import CONFIG_NAME, WEIGHTS_NAME
 from regard.train import tensorboard
+from regard.train.lock import LOCK_FILE, lock_folder
 from regard.train.metrics_log import METRICS_FILE, read_metrics
-from regard.train.run import MODEL_DIR, RESULT_FILE, SPEC_FILE, TASK_FILE, RunSpec, read_spec
+from regard.train.run import (
+    MODEL_DIR,
+    RESULT_FILE,
+    SPEC_FILE,
+    TASK_FILE,
+    TEST_FILE,
+    RunSpec,
+    read_result,
+    read_spec,
+)
+from regard.train.settings import UNLIMITED_STEPS
 from regard.train.trainer import CHECKPOINTS
 
 runs = typer.Typer(
@@ -28,6 +41,15 @@ runs = typer.Typer(
 
 Folder = Annotated[Path, typer.Argument(help="Folder of a run.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+CHECKPOINT_FILE = r"(\w+\.safetensors|(\.partial-)?manifest\.json|\.tmp\w{6})"
+OWN_NAMES = (  # of the files and folders of a run
+    rf"({re.escape(PARTIAL_PREFIX)})?({SPEC_FILE}|{TASK_FILE}|{RESULT_FILE}|{METRICS_FILE}"
+    rf"|{TEST_FILE})",
+    rf"{LOG_FILE}|{LOCK_FILE}|{STOP_FILE}",
+    rf"{MODEL_DIR}(/\.?({CONFIG_NAME}|{WEIGHTS_NAME})(\.\w{{8}})?)?",
+    rf"{CHECKPOINTS}(/((broken-)?step-\d+(-\d+)?|\.partial-\d+(-old)?)(/{CHECKPOINT_FILE})?)?",
+    rf"{tensorboard.FOLDER}(/events\.out\..*)?",
+)
 SUMMARY = ("steps", "metric", "valid", "test", "seconds", "parameters")
 
 
@@ -37,12 +59,13 @@ class RunRecord(NamedTuple):
     folder: Path
     spec: RunSpec
     result: dict[str, Any] | None
+    metrics: list[dict[str, Any]]
 
     def summary(self) -> dict[str, Any]:
         """The values of one table row."""
 
-        result = self.result or {}
-        rows = [] if result else _read_run_metrics(self.folder)
+        result, steps = self.result or {}, self.spec.settings.steps
+        rows = self.metrics
         return {
             "folder": str(self.folder),
             "task": spec_label(self.spec.task),
@@ -50,7 +73,7 @@ class RunRecord(NamedTuple):
             "dim": self.spec.dim,
             "layers": self.spec.layers,
             "steps": result.get("steps", rows[-1]["step"] if rows else 0),
-            "max_steps": self.spec.settings.steps,
+            "max_steps": None if steps == UNLIMITED_STEPS else steps,
             "metric": result.get("metric"),
             "valid": result.get("best"),
             "test": result.get("test"),
@@ -62,13 +85,18 @@ class RunRecord(NamedTuple):
 def _read_run(folder: Path) -> RunRecord:
 
     spec, path = read_spec(folder), folder / RESULT_FILE
-    return RunRecord(folder, spec, dict(read_json(path)) if path.exists() else None)
+    if path.exists():
+        return RunRecord(folder, spec, read_result(folder), [])
+    return RunRecord(folder, spec, None, _read_run_metrics(folder))
 
 
 def _read_run_metrics(folder: Path) -> list[dict[str, Any]]:
 
     path = folder / METRICS_FILE
-    return read_metrics(path) if path.exists() else []
+    try:
+        return read_metrics(path) if path.exists() else []
+    except OSError as error:
+        raise ValueError(f"Cannot read {path}: {error.strerror}.") from None
 
 
 @runs.command("list", cls=Command)
@@ -90,12 +118,12 @@ def list_command(
         for path in sorted(root.rglob(SPEC_FILE)):
             try:
                 found.append(_read_run(path.parent))
-            except (ValueError, CorruptFile) as error:
-                typer.echo(f"skipped: {error}", err=True)
+            except ValueError as error:
+                echo(f"skipped: {error}", err=True)
     if json:
         print_json([run.summary() for run in found])
     elif not found:
-        typer.echo(f"There is no run below {root}.", err=True)
+        echo(f"There is no run below {root}.", err=True)
     else:
         formats = {"valid": ".4f", "test": ".4f", "seconds": ",.0f", "steps": ",d"}
         names = ("folder", "task", "mixer", "steps", "metric", "valid", "test", "seconds")
@@ -109,7 +137,7 @@ def list_command(
                 name: "" if row[name] is None else format(row[name], formats.get(name, ""))
                 for name in names
             }
-            if run.result is None:
+            if run.result is None and row["max_steps"] is not None:
                 cells["steps"] += f" of {row['max_steps']:,}"
             table.add_row(*cells.values())
         console().print(table)
@@ -133,7 +161,7 @@ def show(folder: Folder, json: Json = False) -> None:
     to.print(_comparison_table([run], [summary]))
     title = f"{summary['metric'] or 'metric'} on valid"
     steps, values = [row["step"] for row in curve], [row["valid"] for row in curve]
-    to.print(plot_text(steps, values, title), markup=False)
+    to.print(plot_text(steps, values, title))
     if run.result is None:
         to.print(f"Not finished. Resume it with: regard train --resume {folder}")
 
@@ -206,13 +234,15 @@ def delete(
     """
     with user_errors():
         _check_deletable(folder)
-        if not yes and not typer.confirm(f"Delete {folder}?", err=True):
+        if not yes and not confirm(f"Delete {folder}?"):
             raise typer.Exit(1)
+        with lock_folder(folder):  # refuses a run in progress
+            _check_deletable(folder)
         shutil.rmtree(folder)
     if json:
         print_json({"deleted": str(folder)})
     else:
-        typer.echo(f"Deleted {folder}")
+        echo(f"Deleted {folder}")
 
 
 def _check_deletable(folder: Path) -> None:
@@ -221,10 +251,9 @@ def _check_deletable(folder: Path) -> None:
     if folder.is_symlink():
         raise ValueError(f"{folder} is a symbolic link: delete its target instead.")
     read_spec(folder)
-    own = {SPEC_FILE, TASK_FILE, MODEL_DIR, RESULT_FILE, METRICS_FILE, CHECKPOINTS}
-    own |= {LOG_FILE, LOCK_FILE, STOP_FILE, tensorboard.FOLDER}
-    other = sorted(path.name for path in folder.iterdir() if path.name not in own)
-    if other:
-        raise ValueError(
-            f"{folder} contains {other[0]!r}, which is not part of a run: delete it by hand."
-        )
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if not any(re.fullmatch(pattern, name) for pattern in OWN_NAMES):
+            raise ValueError(
+                f"{folder} contains {name!r}, which is not part of a run: delete it by hand."
+            )

@@ -13,9 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from regard.backends import BackendChoice
-from regard.cli.output import USAGE, console, fail, print_json, user_errors
+from regard.cli.output import USAGE, console, echo, fail, print_json, user_errors
+from regard.cli.plugins import PluginOption
 from regard.cli.recipe_arguments import parse_recipe_arguments
 from regard.mixer import CAPABILITIES
+from regard.plugins import load_plugins
 from regard.registry import FAMILIES, get_recipe
 from regard.show import TOKENS, example_pictures, image, mixer_pictures, save_png, terminal
 from regard.show.description import RecipeDescription, describe_recipe, description_json, paper_url
@@ -41,6 +43,7 @@ def show(
     ] = None,
     causal: Annotated[bool, typer.Option("--causal", help="Build it with causal=True.")] = False,
     png: Annotated[Path | None, typer.Option(help="Also save the picture as a PNG file.")] = None,
+    plugin: PluginOption = [],  # noqa: B006
     json: Annotated[bool, typer.Option("--json", help="Print a JSON object.")] = False,
     set_: Annotated[
         list[str] | None,
@@ -56,6 +59,7 @@ def show(
     if length is not None and not 1 <= length <= MAX_LENGTH:
         fail(f"--length must be between 1 and {MAX_LENGTH:,}, not {length:,}", USAGE)
     with user_errors():
+        load_plugins(plugin)
         recipe = get_recipe(name)
         arguments = {
             "dim": dim,
@@ -69,7 +73,7 @@ def show(
         pictures = _pictures(description, full_size, lambda n: image.CELLS if n == 1 else 48)
         with user_errors():
             save_png(png, recipe, pictures)
-        typer.echo(f"Wrote {png}", err=True)
+        echo(f"Wrote {png}", err=True)
     if json:
         print_json(description_json(description))
     else:

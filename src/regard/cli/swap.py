@@ -18,17 +18,24 @@ from regard.cli.parsing import parse_duration, parse_ints, parse_spec
 from regard.cli.recipe_arguments import parse_recipe_arguments
 from regard.device import autocast, resolve_dtype
 from regard.hf.drift import SwapReport
-from regard.hf.files import import_transformers, load_transformers_model, save_swapped
+from regard.hf.files import (
+    SWAP_NAME,
+    import_transformers,
+    load_transformers_model,
+    save_swapped,
+)
 from regard.hf.model_inputs import build_inputs, max_length
 from regard.hf.swapping import original_attention, swap
 from regard.measure.accelerators import call_seconds
 from regard.measure.count import PeakCounter
 from regard.models import ModuleSpec
+from regard.output_folders import check_output_folder
 from regard.progress import progress_bar
 from regard.registry import get_recipe
 from regard.tasks.base import to_int64
 from regard.tasks.corpus import TEXT_SUFFIXES
 from regard.tasks.files import existing_path, file_type, open_text
+from regard.tasks.processors import TextProcessor
 from regard.tasks.rows import HUGGING_FACE, get_column, read_rows
 from regard.train.inference import load_run
 from regard.train.run import SPEC_FILE
@@ -36,6 +43,7 @@ from regard.train.run import SPEC_FILE
 SAMPLE_SIZE = 64  # texts to measure drift on
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096)
 ROUNDS = 3
+RECOVERY_DIR = "recovery"  # in the folder of --out
 
 
 class ForwardCost(NamedTuple):
@@ -102,6 +110,7 @@ def swap_command(
                     f"--out saves transformers models, but {model} is a run: `regard train` trains "
                     "one with any mixer."
                 )
+            check_output_folder(out, "swapped model", SWAP_NAME, others=[RECOVERY_DIR])
             out.mkdir(parents=True, exist_ok=True)
         timed_lengths = choose_lengths(module, lengths)
         step = max(1, len(texts) // SAMPLE_SIZE)
@@ -117,7 +126,7 @@ def swap_command(
                 quiet=json,
                 tokenizer=tokenizer,
                 seconds=seconds,
-                folder=None if out is None else out / "recovery",
+                folder=None if out is None else out / RECOVERY_DIR,
                 batch_size=batch_size,
                 dtype=dtype,
             )
@@ -186,11 +195,11 @@ def load_model(name: str) -> tuple[nn.Module, Any, Callable[[str], Any]]:
     """
     if (Path(name) / SPEC_FILE).is_file():
         run = load_run(Path(name), device="cpu")  # `swap` moves it
-        if run.processor is None:
+        if not isinstance(run.processor, TextProcessor):
             raise ValueError(
                 f"The run {name} does not read texts: use regard.swap in Python with tensors."
             )
-        encode = run.processor.encode
+        encode = run.processor.encode_text
         return run.model, None, lambda text: to_int64(encode(text))
     transformers = import_transformers()
     transformers.utils.logging.set_verbosity_error()

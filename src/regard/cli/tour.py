@@ -7,10 +7,11 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-import typer
+from rich.text import Text
 
 import regard
 from regard.cli.listing import list_command
+from regard.cli.output import console, echo
 from regard.cli.showing import show
 
 TOKENS, HEADS, WIDTH, WINDOW = 4096, 8, 64, 128
@@ -43,8 +44,8 @@ def tour() -> None:
 
 
 def _title(title: str, command: str) -> None:
-    typer.secho(f"\n== {title}", bold=True)
-    typer.echo(f"   {command}\n")
+    console().print(Text(f"\n== {title}", "bold"))
+    echo(f"   {command}\n")
 
 
 def _measure() -> None:
@@ -64,10 +65,10 @@ def _measure() -> None:
                 run()
                 best[name] = min(best[name], time.perf_counter() - start)
     for name, seconds in best.items():
-        typer.echo(f"   {name:<28} {seconds * 1e3:8.1f} ms")
+        echo(f"   {name:<28} {seconds * 1e3:8.1f} ms")
     dense, sparse = best.values()
-    typer.echo(f"   {dense / sparse:.1f}x as fast, with {window.density(TOKENS):.1%} of the pairs")
-    typer.echo(
+    echo(f"   {dense / sparse:.1f}x as fast, with {window.density(TOKENS):.1%} of the pairs")
+    echo(
         f"   forward, {TOKENS:,} tokens, {HEADS} heads of {WIDTH}, float32, "
         f"{torch.get_num_threads()} threads, "
         f"the fastest of {TIMES} in turns"
@@ -88,8 +89,8 @@ def _stream() -> None:
             parts.append(y)
             most = max(most, len(state.positions))
     error = (torch.cat(parts, 1) - whole).abs().max().item()
-    typer.echo(f"   2,000 tokens in chunks of 37: largest difference {error:.1e}")
-    typer.echo(f"   never more than {most} keys in the cache, of 2,000")
+    echo(f"   2,000 tokens in chunks of 37: largest difference {error:.1e}")
+    echo(f"   never more than {most} keys in the cache, of 2,000")
     if error > 1e-10:
         raise AssertionError("streaming differs from one call")
 
@@ -98,4 +99,4 @@ def _error_message() -> None:
     try:
         regard.create("linformer", dim=64, heads=4, length=2048, causal=True)
     except regard.Unsupported as error:
-        typer.echo(f"   Unsupported: {error}")
+        echo(f"   Unsupported: {error}")
