@@ -21,7 +21,9 @@ from regard.ffn import MLP, ExpertBank, MixtureOfExperts, Router
 from regard.models import IGNORE_INDEX, ModuleSpec, cross_entropy_loss
 from regard.residual import PreNorm, ReZero
 from regard.stack import ReversibleStack, SequentialStack, SharedStack, build_sublayers
-from regard.tasks.base import Example, Task
+from regard.tasks.base import TokenTask, token_example
+from regard.tasks.metrics import Bits
+from regard.tasks.rendering import RenderedText
 from regard.train import Diverged, Interrupted, Trainer, TrainSettings, init_distributed
 from regard.train.run import RunSpec, run_training
 
@@ -71,13 +73,14 @@ WORDS = RunSpec(
 )
 
 
-class Ragged(Task):
+class Ragged(TokenTask):
     """Examples of many lengths, with few targets or many, and some with none."""
 
-    output, causal, metric = "token", True, "bits_per_token"
+    output, causal = "token", True
 
     def __init__(self):
         super().__init__(vocab_size=7, classes=7, length=9)
+        self.metrics = (Bits(),)
 
     def size(self, split):
         return 40
@@ -90,13 +93,13 @@ class Ragged(Task):
             tokens.roll(1),
             IGNORE_INDEX,
         )
-        return Example(tokens, target)
+        return token_example(tokens, target)
 
-    def show(self, example):
-        return str(example)
+    def render(self, example, prediction=None):
+        return RenderedText(str(example))
 
-    def loss(self, logits, target):
-        return cross_entropy_loss(logits, target)  # in float64, if they are
+    def loss(self, output, batch, *, label_smoothing=0.0):
+        return cross_entropy_loss(output, batch.targets["labels"])  # in float64, if they are
 
 
 class Small(nn.Module):
@@ -131,9 +134,9 @@ class Small(nn.Module):
         self.idle = nn.Parameter(torch.ones(4, 2))
         self.register_buffer("flags", torch.tensor([True, False]))
 
-    def forward(self, tokens, mask=None):
-        x = self.layers(self.embed(tokens), mask=mask)
-        real = torch.ones_like(tokens, dtype=torch.bool) if mask is None else mask
+    def forward(self, x, mask=None):
+        real = torch.ones_like(x, dtype=torch.bool) if mask is None else mask
+        x = self.layers(self.embed(x), mask=mask)
         regard.record_aux("hidden", lambda: (self.hidden - 1).square().sum(), is_loss=True)
         regard.record_aux(
             "size", lambda: 0.1 * (x.square().mean(-1) * real).sum() / real.sum(), is_loss=True
@@ -155,6 +158,7 @@ def outcome(run):
         "tokens": result.tokens,
     }
     found["curve"], found["parameters"] = [row["valid"] for row in result.curve], result.parameters
+    found["best"] = run.best.to_files(run.strategy)["best_model"]
     if run.ema is not None:
         found["average"] = {
             run.strategy.full_name(name): run.strategy.full_tensor(run.ema.weights[name], p)

@@ -8,7 +8,7 @@ from regard.block import Block
 from regard.ffn import MLP
 from regard.registry import get_recipe
 from regard.residual import RESIDUALS, PostNorm, PreNorm, get_residual
-from regard.stack import SequentialStack
+from regard.stack import CrossAttentionSublayer, SequentialStack, build_sublayers
 
 
 def stack(*names, causal=False, cross=False, **block):
@@ -60,6 +60,52 @@ def test_a_decoder_streams_with_its_context(residual, rand):
     rest, _ = layers.stream(x[:, 4:], state, context=context, context_mask=mask)
     torch.testing.assert_close(torch.cat((first, rest), 1), whole)
     assert not torch.allclose(whole[1], layers(x, context)[1])
+
+
+def test_recipes_whose_queries_are_not_independent():
+    """Fails if a recipe gains or loses the capability unannounced."""
+    independent = regard.list_recipes(can=["independent_queries"])
+    assert [name for name in regard.list_recipes(can=["cross"]) if name not in independent] == [
+        "draw_read",
+        "draw_write",
+        "graves_window",
+        "global_tokens",
+        "clustered",
+        "clustered_improved",
+        "funnel",
+        "nystrom",
+        "prob_sparse",
+    ]
+
+
+@pytest.mark.parametrize("name", regard.list_recipes(can=["cross"]))
+def test_cross_attention_of_every_mixer(name, rand):
+    """Fails if a causal block sees later tokens through its cross-attention, streams otherwise than
+    it runs whole, or padded tokens of a block that is not causal have influence."""
+    torch.manual_seed(0)
+    cross = get_recipe(name).example(8, causal=False)
+    x, context, mask = rand(2, 21, 8), rand(2, 9, 8), torch.arange(21).expand(2, 21) < 13
+    block = Block(regard.create("vanilla", dim=8, heads=2), MLP(8), cross=cross).double().eval()
+    poisoned = x.masked_fill(~mask[..., None], torch.nan)
+    cut = block(x[:, :13], context)
+    torch.testing.assert_close(block(x, context, mask=mask)[:, :13], cut)
+    torch.testing.assert_close(block(poisoned, context, mask=mask)[:, :13], cut)
+
+    causal = regard.create("vanilla", dim=8, heads=2, causal=True)
+    if not cross.can.independent_queries:
+        message = "does not support cross-attention in a causal block: .*Alternatives.*: vanilla"
+        for build in (Block, build_sublayers):
+            with pytest.raises(regard.Unsupported, match=message):
+                build(causal, cross=cross)
+        assert not CrossAttentionSublayer(cross).causal
+        return
+    block = Block(causal, MLP(8), cross=cross).double().eval()
+    whole = block(x, context)
+    later = torch.cat((x[:, :13], rand(2, 8, 8)), 1)
+    torch.testing.assert_close(block(later, context)[:, :13], whole[:, :13])
+    first, state = block.stream(x[:, :13], context=context)
+    rest, _ = block.stream(x[:, 13:], state, context=context)
+    torch.testing.assert_close(torch.cat((first, rest), 1), whole)
 
 
 @pytest.mark.parametrize("cross", [False, True])

@@ -16,7 +16,7 @@ import regard
 from regard import Attention, Can, Mixer, MultiHead, SoftmaxAttention, Unsupported
 from regard.recipes import checkpoints
 from regard.registry import get_recipe
-from regard.testing import CHECKS, check_mixer
+from regard.testing import CHECKS, check_compile, check_mixer
 
 TABLE = Path(__file__).with_name("capabilities.json")
 HEADLESS = ("fnet", "mlp_mixer")
@@ -32,9 +32,12 @@ def test_capabilities_match_the_committed_table(name, executor):
     """Fails if a capability does not hold, an unsupported one does not raise, or the table changed
     unannounced.
     """
-    result = check_mixer(lambda causal: build(name, causal))
-    committed = json.loads(TABLE.read_text()).get(name)
-    assert result == committed, (
+    checks = list(CHECKS)
+    if executor is not None:  # the last checks ask nothing of a backend
+        checks = checks[: checks.index("bfloat16") + 1]
+    result = check_mixer(lambda causal: build(name, causal), checks=checks)
+    committed = json.loads(TABLE.read_text()).get(name, {})
+    assert result == {check: committed.get(check) for check in ("causal", *checks)}, (
         f"the capabilities of {name} differ from tests/capabilities.json.  If that is meant, run "
         "`python tests/test_capabilities.py` and commit the difference."
     )
@@ -42,7 +45,7 @@ def test_capabilities_match_the_committed_table(name, executor):
 
 ONE_SEQUENCE = {"cross", "global_attention_mask"}
 WHOLE_IMAGE = ONE_SEQUENCE | {"causal", "causality", "stream", "reorder", "join", "maps"}
-WHOLE_IMAGE |= {"attn_mask"}
+WHOLE_IMAGE |= {"attn_mask", "buffer_reuse", "map_in_training"}
 UNLISTED = [
     ("bigbird_hf", {}, ONE_SEQUENCE),
     ("reformer_hf", {}, ONE_SEQUENCE | {"attn_mask"}),
@@ -116,7 +119,7 @@ class Plain(Mixer):
         keep = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool)
         keep = (keep.tril() if self.causal else keep).expand(len(x), -1, -1)
         keep = keep if mask is None else keep & mask[:, None]
-        return (x @ x.transpose(1, 2)).masked_fill(~keep, -1e9)
+        return (0.1 * x @ x.transpose(1, 2)).masked_fill(~keep, torch.finfo(x.dtype).min)
 
     def mix(self, x, context, mask, state):
         return self.scores(x, mask).softmax(-1) @ self.w(x), None
@@ -344,7 +347,7 @@ def test_a_state_that_is_not_saved_is_found():
             y, state = super().mix(x, context, mask, state)
             return y * self.gain, state
 
-    check_mixer(Hidden)  # a constant need not be saved
+    fails(Hidden)  # a model built on the meta device and then loaded would have another gain
 
     class Drifts(Hidden):
         def mix(self, x, context, mask, state):
@@ -363,6 +366,108 @@ def test_not_finite_is_found():
             return y * (torch.nan if x.shape[1] == 1 else 1), state
 
     fails(Lonely)
+
+
+def test_ties_broken_by_the_length_are_found():
+    """Fails if equal tokens may be treated differently with and without padding."""
+
+    class CountsTies(Plain):
+        def mix(self, x, context, mask, state):
+            y, state = super().mix(x, context, mask, state)
+            ties = (x[:, :1] == x).all(-1).sum(1) - 1  # no random token has an equal
+            return (y if self.causal else y + ties[:, None, None] * (x.shape[1] % 2)), state
+
+    fails(CountsTies, "padded differs from cut")
+
+
+def test_a_state_that_is_a_view_is_found():
+    """Fails if a stream may keep a view of a tensor that belongs to the caller."""
+
+    class RunningSum(Mixer):
+        def __init__(self, causal, copy=False):
+            super().__init__(4, can=can, causal=causal)
+            self.copy = copy
+
+        def initial_state(self):
+            return ()
+
+        def mix(self, x, context, mask, state):
+            if not self.causal:
+                return x.sum(1, keepdim=True) + x, None
+            y = x.cumsum(1)
+            if state is None:
+                return y, None
+            y = y + state[0] if state else y
+            return y, (y[:, -1:].clone() if self.copy else y[:, -1:],)
+
+    can = Can(mask="a toy", cross="a toy", attn_mask="a toy", maps="a toy")
+    check_mixer(lambda causal: RunningSum(causal, copy=True))
+    fails(RunningSum, "overwriting a chunk")
+
+
+def test_an_overflow_is_found():
+    """Fails if a softmax without its maximum may pass."""
+
+    class Overflows(Plain):
+        def mix(self, x, context, mask, state):
+            weights = self.scores(x, mask).exp()
+            return weights / weights.sum(-1, keepdim=True).clamp(min=1e-30) @ self.w(x), None
+
+    fails(Overflows, "not finite")
+
+
+def test_a_map_that_counts_as_training_is_found():
+    """Fails if `attention_map` may change a mixer."""
+
+    class Counts(MultiHead):
+        def __init__(self, causal):
+            super().__init__(4, 2, SoftmaxAttention(), causal=causal)
+            self.calls = 0
+
+        def project(self, *args, **kwargs):
+            self.calls += 1
+            return super().project(*args, **kwargs)
+
+    fails(Counts, "attention_map changes .calls")
+
+
+def test_what_torch_func_cannot_transform_is_found():
+    """Fails if a mixer may hold on to its parameters, or read numbers, without a refusal."""
+
+    class HoldsWeight(Plain):
+        def __init__(self, causal=False):
+            super().__init__(causal)
+            self.held = [self.w.weight]
+
+        def mix(self, x, context, mask, state):
+            return self.scores(x, mask).softmax(-1) @ (x @ self.held[0].T), None
+
+    fails(HoldsWeight)
+
+    class ReadsNumber(Plain):
+        def mix(self, x, context, mask, state):
+            scale = max(1.0, float(x.detach().abs().max()) * 1e-9)
+            y, state = super().mix(x, context, mask, state)
+            return y * scale, state
+
+    with pytest.raises(RuntimeError, match="vmap"):
+        check_mixer(ReadsNumber)
+
+
+@pytest.mark.slow
+def test_an_unrolled_loop_is_found():
+    """Fails if compiled graphs may grow with the number of tokens."""
+
+    class Loops(Plain):
+        def mix(self, x, context, mask, state):
+            y, state = super().mix(x, context, mask, state)
+            for token in x.unbind(1):
+                y = y + 1e-3 * token[:, None].tanh()
+            return y, state
+
+    check_compile(Plain().double(), max_nodes=100)
+    with pytest.raises(AssertionError, match="nodes were compiled"):
+        check_compile(Loops().double(), max_nodes=100)
 
 
 def test_what_says_another_causality_is_found():

@@ -87,6 +87,27 @@ def test_table(model, data):
         assert words in found.output
 
 
+@pytest.mark.parametrize("name", ["notes.txt", "config.json", "model.safetensors"])
+def test_out_of_somebody_else_is_refused(model, data, tmp_path, name):
+    """Fails if a folder that is not a swapped model is written to."""
+    path = tmp_path / "mine" / name
+    path.parent.mkdir()
+    path.write_text("mine")
+    words = (model, "--mixer", "local", "--window", "2", "--data", data, "--lengths", "8")
+    found = run(*words, "--out", str(tmp_path / "mine"))
+    assert path.read_text() == "mine"
+    assert found.exit_code == 1 and f"contains {name!r} and is not a swapped model" in found.stderr
+    assert [each.name for each in (tmp_path / "mine").iterdir()] == [name]
+    assert "is a file" in run(*words, "--out", str(path)).stderr
+
+
+def test_projections_shared_by_layers_are_refused(model, data):
+    """Fails if each layer gets a projection of its own without a word."""
+    words = (model, "--mixer", "linformer:share=layers:rank=4", "--data", data)
+    found = run(*words, "--lengths", "8")
+    assert found.exit_code == 1 and "share='kv'" in found.stderr
+
+
 def test_json_recovery_and_out(model, data, tmp_path):
     """Fails if the JSON lacks the numbers or the curve, or the new model is not saved."""
     folder = tmp_path / "new"

@@ -130,8 +130,6 @@ def test_there_is_no_causal_form_and_why(name, words):
         ("memory_compressed", {"stride": 0}, "stride must be"),
         ("memory_compressed", {"layer": -1}, "layer must be"),
         ("memory_compressed", {"block": 0, "layer": 0}, "block must be"),
-        ("memory_compressed", {"block": 8}, "block is for even layers"),
-        ("memory_compressed", {"stride": 3, "layer": 2}, "stride is for odd layers"),
         ("pooling", {"kernel": 3, "stride": 4}, "kernel must be an integer >= 4"),
         ("pooling", {"kernel": 9, "reach": 7}, "reach must be an integer >= 8"),
         ("clustered", {"clusters": 0}, "clusters must be"),

@@ -121,11 +121,11 @@ def test_lists_reach_a_recipe_as_tuples():
         ),
         (
             {"kind": "decoder", "head": {"kind": "masked_lm"}},
-            "head 'masked_lm' needs an encoder, but kind is 'decoder'",
+            "head 'masked_lm' needs kind 'encoder', not 'decoder'",
         ),
         (
             {"kind": "seq2seq", "head": {"kind": "token_classification", "num_classes": 2}},
-            "is 'lm' or null, not 'token_classification'",
+            "needs kind 'encoder' or 'decoder', not 'seq2seq': use head 'lm'",
         ),
         ({"kind": "seq2seq", "input": VectorInput(width=3)}, "the input is 'vectors': set target"),
         (
@@ -254,7 +254,7 @@ def test_a_mixer_that_does_not_fit_is_refused_when_built(kind, more, message):
             {"position": module_spec("rope", bse=3)},
             "^rope takes no argument 'bse': did you mean 'base'",
         ),
-        ({"position": "rope_2d"}, "rope_2d needs columns"),
+        ({"position": "rope_2d"}, "'rope_2d' needs columns: it is for images"),
         ({"position": "sinusoid_2d"}, "'sinusoid_2d' needs columns: it is for images"),
         (
             {"head": {"kind": "sequence_classification", "num_classes": 2, "pooling": "men"}},
@@ -299,7 +299,7 @@ def test_turns_of_images_are_told_the_grid(rand):
     models_[1].load_state_dict(models_[0].state_dict())
     x = rand(1, 3, 4, 6)
     assert (models_[0](x) == models_[1](x)).all()
-    with pytest.raises(TypeError, match="rope_2d needs columns"):
+    with pytest.raises(ValueError, match="'rope_2d' needs columns"):
         build(told.replace(input=PatchInput(height=4, width=6, patch_size=2)))
 
 

@@ -553,6 +553,13 @@ def test_concurrent_threads_build_once(monkeypatch):
         native._load_or_build.cache_clear()
 
 
+def test_compiler_variable_without_a_command(load, monkeypatch):
+    """Fails if CXX is blank or has an open quote, and that ends in a traceback."""
+    monkeypatch.setattr(native.sys, "platform", "linux")
+    for value in ("  ", "\t", '"', "'g++", '""', "\\"):
+        assert load(CXX=value) == f"the compiler of CXX, {value!r}, was not found"
+
+
 def test_compiler_options_are_part_of_the_key(load):
     """Fails if the options of CXX do not count."""
     assert native._library_path(["g++"]) != native._library_path(["g++", "-O0"])

@@ -225,7 +225,7 @@ def test_mixed_precision_of_trained_models(texts):
     """Fails if --dtype is ignored: rounding shows, and changes little."""
     runs = [load_run(texts / "labels", device="cpu", dtype=d) for d in ("float32", "bfloat16")]
     assert all(p.dtype == torch.float32 for p in runs[1].model.parameters())
-    wide, narrow = (next(predict(r, ["good 7"])).probability for r in runs)
+    wide, narrow = (next(predict(r, ["good 7"]))["probability"] for r in runs)
     assert wide != narrow == pytest.approx(wide, abs=0.02)
     task = build_task(runs[0].spec)
     losses = [
@@ -293,8 +293,8 @@ class Scores(nn.Module):
         self.embed, self.scale = nn.Embedding(task.vocab_size, 8), scale
         self.out = nn.Linear(8, task.classes)
 
-    def forward(self, tokens, mask=None):
-        x = self.embed(tokens)
+    def forward(self, x, mask=None):
+        x = self.embed(x)
         return self.out(nn.functional.dropout(x, 0.2, self.training)) * self.scale
 
 
@@ -362,11 +362,12 @@ def test_batches_go_to_cuda_from_pinned_memory(monkeypatch):
             calls.append((str(device), non_blocking))
             return self
 
-    batch = Batch(*(torch.zeros(2, 3).as_subclass(Recorded) for _ in range(3)))
+    x, mask, labels = (torch.zeros(2, 3).as_subclass(Recorded) for _ in range(3))
+    batch = Batch({"x": x, "mask": mask}, {"labels": labels})
     batch.to(torch.device("cuda"))
     assert calls == ["pin", ("cuda", True)] * 3
     calls.clear()
-    batch._replace(mask=None).to(torch.device("cpu"))
+    Batch({"x": x, "mask": None}, {"labels": labels}).to(torch.device("cpu"))
     assert calls == [("cpu", False)] * 2
 
 

@@ -105,6 +105,7 @@ WAITING = {
     "backends/token_groups.py:_expand_groups": CPU,
     "backends/split.py:global_mask_pairs": CPU,
     "backends/sdpa.py:_pattern_mask": "asked of masks on the host only",
+    "backends/call.py:check_positions": "asked of positions on the host only",
     "backends/calibration.py:accelerator_seconds": NUMBER,
     "backends/check.py:_compare": CHECK,
     "backends/check.py:_compare.assert_close": CHECK,
@@ -203,7 +204,6 @@ MAKING = {
         "the number of a task, which is moved where it is used"
     ),
     "mixers/collaborative.py:_main_directions": BUILT,
-    "mixers/pool.py:_kernel": BUILT,
     "mixers/positional.py:_example_tensor": BUILT,
     "mixers/bp_spans.py:_group_by_tile": HOST,
     "mixers/bp_spans.py:visible_nodes": HOST,
@@ -326,8 +326,8 @@ class Tagger(nn.Module):
         )
         self.block = Block(mixer, MLP(mixer.dim))
 
-    def forward(self, tokens, mask=None):
-        return self.head(self.block(self.embed(tokens), mask=mask))
+    def forward(self, x, mask=None):
+        return self.head(self.block(self.embed(x), mask=mask))
 
 
 def run_recipe(name, causal):
@@ -451,7 +451,7 @@ MODELS = {
     },
     **{
         f"stack {name}": {
-            "kind": "encoder" if name in ("funnel", "class_attention") else "decoder",
+            "kind": "encoder" if name in ("funnel", "class_attention", "luna") else "decoder",
             "stack": module_spec(name, **ARGUMENTS.get(name, {})),
             "mixer": MIXERS.get(name, "vanilla"),
             "layers": 4,

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import re
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,6 +18,7 @@ import regard
 from regard import registry
 from regard.backends import softmax_backends
 from regard.can import CAPABILITIES
+from regard.tasks import TASKS
 from regard.testing import CHECKS
 
 ROOT = Path(__file__).parents[1]
@@ -44,14 +49,19 @@ def examples(page: Path) -> list[tuple[str, int, str | None]]:
 
 @pytest.fixture
 def own_registry():
-    """Recipes and backends that a document adds are gone after it."""
+    """Recipes, backends and tasks that a document adds are gone after it."""
     registry.get_recipe("vanilla")  # load them first
     before, backends = dict(registry._recipes), softmax_backends.names()
+    tasks = dict(TASKS)
     yield
+    TASKS.clear()
+    TASKS.update(tasks)
     for name in set(softmax_backends.names()) - set(backends):
         softmax_backends.unregister(name)
     registry._recipes.clear()
     registry._recipes.update(before)
+    TASKS.clear()
+    TASKS.update(tasks)
 
 
 OPTIONAL = {"transformers", "datasets", "onnx", "onnxruntime", "altair", "matplotlib"}
@@ -59,7 +69,8 @@ OPTIONAL = {"transformers", "datasets", "onnx", "onnxruntime", "altair", "matplo
 
 @pytest.mark.usefixtures("own_registry")
 @pytest.mark.parametrize("page", [p for p in PAGES if examples(p)], ids=lambda page: page.stem)
-def test_code_runs_and_prints_what_is_shown(page):
+def test_code_runs_and_prints_what_is_shown(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     namespace = {"__name__": page.stem}
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -74,6 +85,44 @@ def test_code_runs_and_prints_what_is_shown(page):
             if shown is not None:
                 printed = [x.rstrip() for x in out.getvalue().splitlines()]
                 assert printed == shown.splitlines(), f"{page.name}, line {line}"
+
+
+@pytest.mark.slow  # starts four processes
+def test_the_task_of_the_page_is_compared_by_the_command(tmp_path):
+    """The files of docs/adding-a-task.md, with the entry point of its pyproject.toml, and its last
+    command."""
+    page = ROOT / "docs" / "adding-a-task.md"
+    data, task = [code for code, _, _ in examples(page)][:2]
+    project = next(block[2] for block in BLOCK.finditer(text(page)) if block[1] == "toml")
+    console = next(block[2] for block in BLOCK.finditer(text(page)) if block[1] == "console")
+    command = next(line for line in console.splitlines() if "compare" in line)
+    (tmp_path / "houses.py").write_text(task, encoding="utf-8")
+    groups = tomllib.loads(project)["project"]["entry-points"]
+    info = tmp_path / "houses-1.0.dist-info"  # what an installation writes
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: houses\nVersion: 1.0\n")
+    lines = [
+        f"[{group}]\n{name} = {place}\n"
+        for group, names in groups.items()
+        for name, place in names.items()
+    ]
+    (info / "entry_points.txt").write_text("".join(lines))
+    source = str(Path(regard.__file__).parents[1])
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join((source, str(tmp_path)))}
+    subprocess.run([sys.executable, "-c", data], cwd=tmp_path, check=True)
+    arguments = command.removeprefix("$ regard ").replace("--steps 200", "--steps 3").split()
+    arguments += ["--seeds", "1"]  # each run is a process that imports torch
+    done = subprocess.run(
+        [sys.executable, "-m", "regard", *arguments],
+        cwd=tmp_path,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        encoding="utf-8",
+    )
+    assert done.returncode == 0, done.stderr
+    assert all(name in done.stdout for name in ("vanilla", "fnet", "linear", "constant", "rmse"))
 
 
 def test_the_pages_with_code_were_found():

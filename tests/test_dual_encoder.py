@@ -109,7 +109,7 @@ def test_attention_maps():
         ({"head": None}, "kind 'dual_encoder' needs head 'matching', not None"),
         (
             {"head": {"kind": "sequence_classification", "num_classes": 2}},
-            "kind 'dual_encoder' needs head 'matching', not 'sequence_classification'",
+            "needs kind 'encoder' or 'decoder', not 'dual_encoder': use head 'matching'",
         ),
         ({"kind": "encoder"}, "head 'matching' needs kind 'dual_encoder', not 'encoder'"),
         (

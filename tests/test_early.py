@@ -470,6 +470,31 @@ def test_the_baseline_moves_and_the_entropy_counts(rand):
     assert "baseline" in loss.state_dict()
 
 
+def test_reinforce_leaves_out_padded_steps(rand):
+    """Fails if a padded step changes the loss, its gradients or the baseline, whatever it holds."""
+    likelihood, chosen = rand(2).requires_grad_(), torch.tensor([[1, 3, 0], [2, -1, -1]])
+    weights, mask = rand(2, 3, 4).softmax(-1), torch.tensor([[True] * 3, [True, False, False]])
+    weights[1, 1], weights[1, 2] = 0.0, torch.nan
+    weights.requires_grad_()
+    padded, cut = Reinforce(entropy=0.5).double(), Reinforce(entropy=0.5).double().eval()
+    got = padded(likelihood, weights, chosen, mask=mask)
+    alone = [
+        cut(likelihood[i : i + 1], weights[i : i + 1, :steps], chosen[i : i + 1, :steps])
+        for i, steps in enumerate((3, 1))
+    ]
+    want = (alone[0] + alone[1]) / 2
+    torch.testing.assert_close(got, want)
+    for ours, exact in zip(
+        torch.autograd.grad(got, (likelihood, weights)),
+        torch.autograd.grad(want, (likelihood, weights)),
+        strict=True,
+    ):
+        torch.testing.assert_close(ours, exact)
+    torch.testing.assert_close(padded.baseline, 0.1 * likelihood.detach().mean())
+    with pytest.raises(ValueError, match="mask"):
+        cut(likelihood, weights, chosen, mask=mask[:, :2])
+
+
 def test_doubly_stochastic(rand):
     """Fails if a cell that was looked at once costs something, or one that was not costs
     nothing."""

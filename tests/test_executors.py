@@ -11,8 +11,8 @@ from regard.cli import app
 from regard.compare import ComparisonPlan, Schedule, plan_runs
 from regard.compare.executors import LocalExecutor, SlurmExecutor, create_executor
 from regard.compare.ledger import DONE, FAILED, INTERRUPTED
-from regard.compare.worker import lock_folder
 from regard.models import module_spec
+from regard.train.lock import lock_folder
 from regard.train.run import RESULT_FILE, run_training
 from regard.train.settings import TrainSettings
 
@@ -117,7 +117,7 @@ def test_slurm_without_a_cluster_is_an_error(tmp_path, monkeypatch):
 
 
 def test_slurm_jobs_request_their_resources(tmp_path):
-    """Fails if options do not reach the job, or its limit does not follow from its time share."""
+    """Fails if options do not reach the job, or its limit is ignored."""
     pytest.importorskip("submitit", reason=NO_EXTRA)
     executor = SlurmExecutor(tmp_path, 1, cores=2, memory=8, cluster="local")
     requested = {}
@@ -135,12 +135,12 @@ def test_slurm_jobs_request_their_resources(tmp_path):
 def test_two_processes_do_not_train_in_one_folder(tmp_path):
     """Fails if a run that is in progress elsewhere is started again in the same folder."""
     (run,) = planned()
+    schedule = Schedule(tmp_path)
     folder = tmp_path / "runs" / run.key
     folder.mkdir(parents=True)
-    schedule = Schedule(tmp_path)
     with lock_folder(folder):
         schedule.run([run])
-    assert "Another process is working in" in schedule.ledger.entries()[0].reason
+    assert "is working in" in schedule.ledger.entries()[0].reason
     schedule.run([run])
     assert schedule.ledger.entries()[0].status == DONE
     result = CliRunner().invoke(app, ["runs", "delete", str(folder), "--yes"])

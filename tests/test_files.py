@@ -22,13 +22,13 @@ from regard.tasks.files import (
     open_text,
     split_from_name,
 )
+from regard.tasks.processors import TextProcessor
 from regard.tasks.rows import SAMPLE, detect_dialect, get_column, is_missing, read_lines, read_rows
+from regard.tasks.text_classification import TextClassification
 from regard.tasks.tokenizers import (
     BPETokenizer,
     ByteTokenizer,
     CharTokenizer,
-    TextProcessor,
-    processor_from_dict,
     tokenizer_from_dict,
     train_tokenizer,
 )
@@ -445,12 +445,12 @@ def test_unknown_characters_and_empty_texts():
         and tokenizer.decode([2, 1, 4, 0]) == "a\ufffdc"
     )
     assert [
-        TextProcessor(each, 4).encode("").tolist() for each in (tokenizer, ByteTokenizer())
+        TextProcessor(each, 4).encode_text("").tolist() for each in (tokenizer, ByteTokenizer())
     ] == [
         [1],
         [1],
     ]
-    assert TextProcessor(tokenizer, 2).encode("cab").tolist() == [4, 2]
+    assert TextProcessor(tokenizer, 2).encode("cab")["x"].tolist() == [4, 2]
 
 
 def test_wrong_tokenizers():
@@ -469,4 +469,77 @@ def test_wrong_tokenizers():
         with pytest.raises(ValueError, match="Not a saved tokenizer"):
             tokenizer_from_dict(content)
     with pytest.raises(ValueError, match="Not a saved text processor"):
-        processor_from_dict({"tokenizer": {"type": "byte"}})
+        TextProcessor.from_dict({"tokenizer": {"type": "byte"}})
+
+
+# ------------------------------------------------------------------------------- many columns
+class CountedName(str):
+    """A name that counts how often it is compared."""
+
+    compared = 0
+
+    def __eq__(self, other):
+        CountedName.compared += 1
+        return str.__eq__(self, other)
+
+    __hash__ = str.__hash__
+
+
+def test_many_columns_are_read_in_linear_time(tmp_path, monkeypatch):
+    """Fails if each name of a header is searched for in the whole header."""
+    path, reader = tmp_path / "wide.csv", csv.reader
+    monkeypatch.setattr(csv, "reader", lambda *given: CountingReader(reader(*given)))
+    for columns in (100, 10_000):
+        names = ["text", "label", *(f"c{i}" for i in range(columns))]
+        path.write_text("\n".join(",".join(row) for row in (names, ["1"] * len(names))))
+        CountedName.compared = 0
+        ((_, row),) = read_rows(path)["all"]
+        assert len(row) == columns + 2 and CountedName.compared < 20 * columns
+
+
+class CountingReader:
+    """A CSV reader whose fields count their comparisons."""
+
+    def __init__(self, reader):
+        self.reader = reader
+
+    @property
+    def line_num(self):
+        return self.reader.line_num
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        return list(map(CountedName, next(self.reader)))
+
+
+def test_hint_among_many_columns_is_short(tmp_path):
+    """Fails if an error lists 100,000 columns."""
+    path = tmp_path / "wide.csv"
+    names = [f"c{i}" for i in range(100_000)]
+    path.write_text("\n".join(",".join(row) for row in (names, ["1"] * len(names))))
+    with pytest.raises(ValueError, match=r"has no column 'text': choose from .* more") as caught:
+        TextClassification(path)
+    assert len(str(caught.value)) < 10_000
+
+
+def test_byte_pairs_of_halves_of_surrogate_pairs():
+    """Fails if a text that JSON can express has no tokens."""
+    pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
+    tokenizer = BPETokenizer.train(lambda: ["ab\ud800", "ab"], 259)
+    assert tokenizer.decode(tokenizer.encode("a\ud800b").tolist()) == "a?b"
+
+
+def test_byte_pairs_of_a_very_long_word(monkeypatch):
+    """Fails if a field of a million characters without a space takes minutes."""
+    pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
+    longest = []
+    usual = tokenizers.replace_surrogates
+    monkeypatch.setattr(tokenizers, "LONG_WORD", tokenizers.re.compile(r"(\S{100})"))
+    monkeypatch.setattr(
+        tokenizers, "replace_surrogates", lambda x: longest.append(len(x)) or usual(x)
+    )
+    tokenizer = BPETokenizer.train(lambda: ["y" * 1000 + " ab"], 300)
+    assert longest == [1003] and max(tokenizer.token_units()) <= 101
+    assert tokenizer.decode(tokenizer.encode("y" * 300).tolist()) == "y" * 300

@@ -106,9 +106,12 @@ def test_empty_batch(name, executor, rand):
 
 @pytest.mark.parametrize("name", regard.list_recipes(can=["mask", "maps"]))
 def test_attention_maps_of_few_tokens(name, rand):
-    """Attention maps of one token and of none exist."""
-    for n in (0, 1):
-        assert small(name).attention_map(rand(2, n, 8)).shape[2:] == (n, n)
+    """Attention maps of one token, of none, and of no examples exist."""
+    for causal in get_recipe(name).causal_options():
+        mixer = small(name, causal=causal)
+        for b, n in ((2, 0), (2, 1), (0, 5), (0, 0)):
+            weights = mixer.attention_map(rand(b, n, 8))
+            assert (weights.shape[0], *weights.shape[2:]) == (b, n, n)
 
 
 @pytest.mark.parametrize("name", ["random_blocks", "bigbird", "linformer", "mlp_mixer"])
@@ -501,6 +504,33 @@ def test_huge_windows_and_blocks(rand):
 # ------------------------------------------------------------------------------------ regard.attend
 def qkv(rand, b=2, h=2, n=6, e=4):
     return [rand(b, h, n, e) for _ in range(3)]
+
+
+def test_a_number_beyond_json_is_named():
+    """Fails if a number that is an integer is said not to be one."""
+    with pytest.raises(ValueError, match=r"window must be between -2\^53 and 2\^53"):
+        regard.create("local", dim=8, heads=2, window=2**53)
+
+
+def test_attend_at_positions_that_overflow(rand):
+    """Fails if a position near 2**63 wraps around, so that other keys are visible, silently."""
+    q, k, v = qkv(rand)
+    for large in (2**63 - 1, 2**63 - 7, 2**62, 2**41):
+        for positions in (
+            {"q_start": large},
+            {"k_positions": large},
+            {"k_positions": torch.full((6,), large)},
+            {"k_positions": torch.full((6,), -large)},
+            {"q_start": torch.full((2,), large), "k_positions": torch.arange(6).expand(2, 6)},
+        ):
+            with pytest.raises(ValueError, match=r"(q_start|k_positions) must be"):
+                regard.attend(q, k, v, pattern=Causal(), **positions)
+    with pytest.raises(ValueError, match="q_start must be at most"):
+        regard.attend(q, k, v, pattern=Causal(), q_start=2**63)
+    # keys far beyond the queries are not visible, wherever they are
+    far = torch.full((2, 6), 2**63 - 1)
+    out = regard.attend(q, k, v, pattern=Causal(), q_start=torch.zeros(2).long(), k_positions=far)
+    assert not out.any()
 
 
 @pytest.mark.parametrize("backend", ["reference", "sdpa", "sparse", "auto", "flex"])

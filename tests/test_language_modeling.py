@@ -11,9 +11,9 @@ import pytest
 import torch
 
 from real import real
-from regard.compare.baseline import constant_baseline_score
 from regard.tasks import corpus as corpora, create_task
 from regard.tasks.base import IGNORE_INDEX
+from regard.tasks.baselines import constant
 from regard.tasks.corpus import iter_texts, utf8_boundary
 from regard.tasks.grammar import (
     NOUNS,
@@ -26,8 +26,13 @@ from regard.tasks.grammar import (
     inflect_verb,
 )
 from regard.tasks.language_modeling import ENDLESS
+from token_examples import tokens_and_labels, total
 
 PLAIN = "".join(f"line {i} of a text, ünd mehr\n" for i in range(400))
+
+
+def constant_score(task):
+    return task.metric.compute(constant(task, task.sample("test", 512).tolist()))
 
 
 @pytest.fixture
@@ -41,7 +46,7 @@ def said(made, split):
     """The text of all windows of a split, and of the first token before them."""
     found = [made.example(split, index) for index in range(made.size(split))]
     return made.processor.tokenizer.decode(
-        [int(found[0].tokens[0]), *torch.cat([e.target for e in found]).tolist()]
+        [int(found[0].inputs["x"][0]), *torch.cat([e.targets["labels"] for e in found]).tolist()]
     )
 
 
@@ -57,7 +62,7 @@ def test_each_token_is_foretold_once(path, tokenizer):
     share = 0.05 * len(PLAIN.encode())
     assert abs(len(test.encode()) - share) < 4 and abs(len(valid.encode()) - share) < 4
     for index in range(made.size("valid")):
-        tokens, target = made.example("valid", index)
+        tokens, target = tokens_and_labels(made.example("valid", index))
         assert len(tokens) == len(target) <= 50 and torch.equal(tokens[1:], target[:-1])
 
 
@@ -67,7 +72,7 @@ def test_training_windows_stand_anywhere_in_the_training_split(path):
     made = create_task("lm", data=str(path), tokenizer="byte", length=64)
     rest = len(PLAIN.encode()) - sum(len(made.streams[s]) for s in ("valid", "test"))
     train = PLAIN.encode()[:rest]
-    seen = [made.example("train", i) for i in range(300)]
+    seen = [tokens_and_labels(made.example("train", i)) for i in range(300)]
     for tokens, target in seen:
         whole = bytes((torch.cat((tokens, target[-1:])) - 1).tolist())
         assert whole in train and len(whole) == 65
@@ -76,7 +81,7 @@ def test_training_windows_stand_anywhere_in_the_training_split(path):
     )
     short = create_task("lm", data=str(path), tokenizer="byte", length=rest - 2)
     assert {
-        int((short.example("train", i).tokens == seen[0].tokens[0]).sum()) > 0 for i in range(9)
+        int((short.example("train", i).inputs["x"] == seen[0][0][0]).sum()) > 0 for i in range(9)
     } == {True}
     with pytest.raises(
         ValueError, match=f"train split has {rest} tokens, but at least {rest + 1} are needed"
@@ -91,12 +96,12 @@ def test_bits_are_counted_by_bytes_or_characters():
     pytest.importorskip("tokenizers", reason="the package tokenizers is not installed")
     for tokenizer, unit in (("byte", "byte"), ("char", "character"), ("bpe", "byte")):
         made = create_task("lm", tokenizer=tokenizer, length=40)
-        target = made.example("valid", 0).target[None]
+        target = made.example("valid", 0).targets["labels"][None]
         target[0, :3] = IGNORE_INDEX
         logits = torch.randn(1, 40, made.vocab_size, generator=torch.Generator().manual_seed(0))
         logp = logits[0].double().log_softmax(-1)
         there = [(i, int(t)) for i, t in enumerate(target[0].tolist()) if t != IGNORE_INDEX]
-        bits, count = made.score(logits, target)
+        bits, count = total(made.metric, logits, target)
         assert bits == pytest.approx(
             -sum(float(logp[i, t]) for i, t in there) / math.log(2), rel=1e-5
         )
@@ -113,16 +118,18 @@ def test_the_baseline_is_in_the_same_units(path):
     for tokenizer in ("byte", "bpe"):
         made = create_task("lm", data=str(path), tokenizer=tokenizer, length=32)
         seen = collections.Counter(
-            t for i in range(512) for t in made.example("train", i).target.tolist()
+            t
+            for i in made.sample("train", 512).tolist()
+            for t in made.example("train", i).targets["labels"].tolist()
         )
         whole = sum(seen.values()) + made.vocab_size
         asked = [
             t
-            for i in range(min(512, made.size("test")))
-            for t in made.example("test", i).target.tolist()
+            for i in sorted(made.sample("test", 512).tolist())
+            for t in made.example("test", i).targets["labels"].tolist()
         ]
         bits = -sum(math.log2((seen[t] + 1) / whole) for t in asked)
-        assert constant_baseline_score(made) == pytest.approx(
+        assert constant_score(made) == pytest.approx(
             bits / len(made.processor.tokenizer.decode(asked).encode()), rel=1e-5
         )
 
@@ -218,7 +225,7 @@ def test_bytes_that_are_no_text_are_fine_at_the_level_of_bytes(tmp_path):
     made = create_task("lm", data=str(path), tokenizer="byte", length=16)
     assert (
         made.vocab_size == 257
-        and int(torch.stack([made.example("train", i).tokens for i in range(200)]).min()) == 1
+        and int(torch.stack([made.example("train", i).inputs["x"] for i in range(200)]).min()) == 1
     )
 
 
@@ -233,8 +240,8 @@ def test_a_text_of_eight_gigabytes_takes_no_time(tmp_path):
     made = create_task("lm", data=str(path), tokenizer="byte", length=64)
     assert [len(made.streams[s]) >> 20 for s in ("train", "valid", "test")] == [7372, 409, 409]
     assert (
-        made.example("train", 9).tokens.shape == (64,)
-        and int(made.example("test", made.size("test") - 1).target[-1]) == 123
+        made.example("train", 9).inputs["x"].shape == (64,)
+        and int(made.example("test", made.size("test") - 1).targets["labels"][-1]) == 123
     )
 
 
@@ -291,8 +298,7 @@ def test_the_built_in_language_knows_its_best():
     """Fails if the constant answer beats what cannot be beaten, or splits are the same."""
     made = create_task("lm")
     assert (
-        made.best == pytest.approx(entropy_per_character())
-        and constant_baseline_score(made) > 3 > made.best
+        made.best == pytest.approx(entropy_per_character()) and constant_score(made) > 3 > made.best
     )
     assert bytes(made.streams["valid"][:200]) != bytes(made.streams["test"][:200])
     assert create_task("lm").streams["test"].tolist() == made.streams["test"].tolist()

@@ -22,6 +22,7 @@ from regard.tasks.pathfinder_paths import PathGeometry, PathScene
 from regard.tasks.pixels import tokens_to_image
 from regard.tasks.shapes import NAMES
 from regard.train.run import RunSpec, run_training
+from token_examples import tokens_and_labels
 
 DATA = Path(os.environ.get("REGARD_DATA", Path(__file__).parents[2] / "shared" / "data"))
 real = pytest.mark.skipif(not DATA.is_dir(), reason="no real data: REGARD_DATA names no folder")
@@ -63,12 +64,12 @@ def test_listops_labels_are_the_values_of_the_text(arguments):
     bounds."""
     made, deepest, most = create_task("listops", **arguments), 0, 0
     for index in range(30):
-        tokens, target = made.example("train", index)
+        tokens, target = tokens_and_labels(made.example("train", index))
         assert made.min_length < len(tokens) < made.length
         text = " ".join(WORDS[token] for token in tokens.tolist())
-        assert text.count("[") == text.count("]") > 0 and made.show(
+        assert text.count("[") == text.count("]") > 0 and made.render(
             made.example("train", index)
-        ).startswith(text[:40])
+        ).to_text().startswith(text[:40])
         value, depth, arguments_ = evaluated(text)
         assert value == int(target) and depth <= made.depth and 2 <= arguments_ <= made.args
         deepest, most = max(deepest, depth), max(most, arguments_)
@@ -78,7 +79,9 @@ def test_listops_labels_are_the_values_of_the_text(arguments):
 def test_listops_has_the_shares_of_its_rules():
     """Fails if operators, digits or the ends of lists are not drawn as often as the rules say."""
     made = create_task("listops", length=2000)
-    found = Counter(int(t) for index in range(100) for t in made.example("train", index).tokens)
+    found = Counter(
+        int(t) for index in range(100) for t in made.example("train", index).inputs["x"]
+    )
     operators = [found[WORDS.index(word)] for word in ("[MAX", "[MIN", "[MED", "[SM")]
     digits = [found[WORDS.index(str(digit))] for digit in range(10)]
     assert found[WORDS.index("]")] == sum(operators) and len(found) == 15
@@ -93,7 +96,7 @@ def test_listops_labels_are_those_of_the_published_rules():
     them."""
     made = create_task("listops", length=100)
     counts = np.bincount(
-        [int(made.example("train", index).target) for index in range(1000)], minlength=10
+        [int(made.example("train", index).targets["labels"]) for index in range(1000)], minlength=10
     )
     assert all(130 <= counts[i] <= 240 for i in (0, 9)) and all(
         45 <= counts[i] <= 130 for i in range(1, 9)
@@ -218,7 +221,7 @@ def test_pathfinder_settings_fit():
     for side in PRESETS:
         if side <= 128:
             made = create_task("pathfinder", side=side, contour=4 if side == 16 else 9)
-            assert made.example("train", 0).tokens.shape == (side * side,)
+            assert made.example("train", 0).inputs["x"].shape == (side * side,)
     scene = PathScene([np.array([[4.0, 4.0, 4.0, 8.0]])], np.array([[4.0, 4.0], [4.0, 8.0]]), 1)
     assert paint_scene(scene, 16, PathGeometry(4, 2, 5, 1.0, 1.0, 1.0)).shape == (16, 16)
 
@@ -229,7 +232,7 @@ def test_shapes_are_all_there_and_differ():
     contrast."""
     made, seen = create_task("image", noise=0.0), Counter()
     for index in range(300):
-        tokens, target = made.example("train", index)
+        tokens, target = tokens_and_labels(made.example("train", index))
         seen[int(target)] += 1
         values = tokens.numpy()
         assert tokens.shape == (1024,) and values.max() - values.min() > 40
@@ -282,17 +285,19 @@ def test_images_from_a_folder(tmp_path):
     seen = {
         (tokens_to_image(t.numpy()).tobytes(), int(y))
         for s in ("train", "valid")
-        for t, y in map(lambda i, s=s: made.example(s, i), range(made.size(s)))
+        for t, y in map(lambda i, s=s: tokens_and_labels(made.example(s, i)), range(made.size(s)))
     }
     assert seen == {
         (x.astype(np.int64).tobytes(), int(y))
         for x, y in zip(arrays["train_x"], arrays["train_y"], strict=True)
     }
-    held = {tokens_to_image(made.example("valid", i).tokens.numpy()).tobytes() for i in range(4)}
+    held = {
+        tokens_to_image(made.example("valid", i).inputs["x"].numpy()).tobytes() for i in range(4)
+    }
     assert held == {x.astype(np.int64).tobytes() for x in arrays["train_x"][36:]}
     small = create_task("image", side=8, data=str(tmp_path))
     whole, half = (
-        tokens_to_image(each.example("test", 5).tokens.numpy()) for each in (made, small)
+        tokens_to_image(each.example("test", 5).inputs["x"].numpy()) for each in (made, small)
     )
     assert half[1, 2] == np.rint(whole[2:4, 4:6].mean()) and half.shape == (8, 8)
     with pytest.raises(IndexError, match="has 40 examples"):
@@ -355,7 +360,7 @@ def test_reviews_are_liked_where_the_text_says_so():
     """Fails if a label is not what a reader finds, or a class is more frequent."""
     made, labels = create_task("text"), []
     for index in range(300):
-        tokens, target = made.example("train", index)
+        tokens, target = tokens_and_labels(made.example("train", index))
         assert liked(text_of(tokens)) == int(target)
         labels.append(int(target))
     assert 0.42 < np.mean(labels) < 0.58
@@ -369,7 +374,7 @@ def test_words_alone_do_not_tell_whether_a_review_is_kind():
         "dull clumsy stale hollow drab false thin dreadful stiff blunt",
     )
     for index in range(400):
-        tokens, target = made.example("valid", index)
+        tokens, target = tokens_and_labels(made.example("valid", index))
         words = re.findall("[a-z]+", text_of(tokens))
         right += (
             sum(w in good.split() for w in words) > sum(w in bad.split() for w in words)
@@ -396,13 +401,13 @@ def test_texts_from_files(tmp_path, ending, pack):
     found = [
         (text_of(t), whole.names[y])
         for s in ("train", "valid", "test")
-        for t, y in (whole.example(s, i) for i in range(whole.size(s)))
+        for t, y in (tokens_and_labels(whole.example(s, i)) for i in range(whole.size(s)))
     ]
     assert sorted(found) == sorted((row["text"], row["label"]) for row in ROWS)
-    assert (made.example("train", 0).tokens - 1).tolist() == list(
-        text_of(whole.example("train", 0).tokens).encode()[:9]
+    assert (made.example("train", 0).inputs["x"] - 1).tolist() == list(
+        text_of(whole.example("train", 0).inputs["x"]).encode()[:9]
     )
-    assert f"text of {path}" in whole.show(whole.example("train", 0))
+    assert f"text of {path}" in whole.render(whole.example("train", 0)).to_text()
 
 
 def test_splits_from_a_folder_are_shuffled(tmp_path):
@@ -413,8 +418,8 @@ def test_splits_from_a_folder_are_shuffled(tmp_path):
         (tmp_path / f"{split}.jsonl").write_text("\n".join(lines))
     made = create_task("text", data=str(tmp_path))
     assert [made.size(s) for s in ("train", "valid", "test")] == [100] * 3
-    assert text_of(made.example("valid", 0).tokens).startswith("dev")
-    assert 2 <= sum(int(made.example("test", i).target) for i in range(10)) <= 8
+    assert text_of(made.example("valid", 0).inputs["x"]).startswith("dev")
+    assert 2 <= sum(int(made.example("test", i).targets["labels"]) for i in range(10)) <= 8
 
 
 def test_text_splits_are_found_by_prefix(tmp_path):
@@ -425,7 +430,7 @@ def test_text_splits_are_found_by_prefix(tmp_path):
     (tmp_path / "more_train.jsonl").write_text("not read")
     task = create_task("text", data=str(tmp_path))
     for split, name in (("train", "trainset"), ("valid", "Validation1"), ("test", "testing-data")):
-        texts = {text_of(task.example(split, i).tokens) for i in range(task.size(split))}
+        texts = {text_of(task.example(split, i).inputs["x"]) for i in range(task.size(split))}
         assert texts == {f"{name} {i}" for i in range(20)}
     (tmp_path / "trainset.jsonl").rename(tmp_path / "old_train.jsonl")
     with pytest.raises(ValueError, match=r"has no train\.jsonl, nor \.gz or \.xz: did you mean"):
@@ -443,7 +448,7 @@ def test_imdb():
         25_000,
         2,
     )
-    assert 0.4 < np.mean([int(made.example("test", i).target) for i in range(300)]) < 0.6
+    assert 0.4 < np.mean([int(made.example("test", i).targets["labels"]) for i in range(300)]) < 0.6
 
 
 # ---------------------------------------------------------------------------------------- retrieval
@@ -451,7 +456,7 @@ def test_papers_match_where_they_cite_the_same():
     """Fails if a label is not what the citations say, or names alone or topics tell it."""
     made, labels, names, topics = create_task("retrieval"), [], [], []
     for index in range(300):
-        tokens, target = made.example("train", index)
+        tokens, target = tokens_and_labels(made.example("train", index))
         one, two = (text_of(each) for each in tokens)
         works = [set(re.findall(r"[A-Z][a-z]{5} \d{4}", text)) for text in (one, two)]
         assert [len(each) for each in works] == [4, 4] and len(works[0] & works[1]) == 2 * int(
@@ -477,7 +482,7 @@ def test_passages_of_real_text(tmp_path):
     made, seen = create_task("retrieval", length=60, data=str(tmp_path / "text.txt")), {}
     for split in ("train", "valid", "test"):
         for index in range(40):
-            tokens, target = made.example(split, index)
+            tokens, target = tokens_and_labels(made.example(split, index))
             assert tokens.shape == (2, 60)
             found = [re.findall(r"([a-z])(\d{4})", text_of(each)) for each in tokens]
             one, two = ({letter for letter, _ in each} for each in found)
@@ -493,7 +498,9 @@ def test_passages_of_real_text(tmp_path):
     plain.mkdir()
     for a in letters:
         (plain / f"{a}.txt").write_text(a * 200)
-    tokens, target = create_task("retrieval", length=50, data=str(plain)).example("train", 0)
+    tokens, target = tokens_and_labels(
+        create_task("retrieval", length=50, data=str(plain)).example("train", 0)
+    )
     assert (tokens[0, 0] == tokens[1, 0]) == bool(target)
 
 
@@ -505,7 +512,7 @@ def test_retrieval_splits_are_found_by_prefix(tmp_path):
         (tmp_path / f"{name}.txt").write_text(text)
     task = create_task("retrieval", length=50, data=str(tmp_path))
     for split, expected in letters.items():
-        tokens = torch.stack([task.example(split, i).tokens for i in range(40)])
+        tokens = torch.stack([task.example(split, i).inputs["x"] for i in range(40)])
         assert set(text_of(tokens.flatten())) - set(" =\n") == set(expected)
 
 
@@ -514,9 +521,10 @@ def test_retrieval_splits_are_found_by_prefix(tmp_path):
 def test_wikitext():
     """Fails if articles are not found by their titles."""
     made = create_task("retrieval", length=300, data="wikitext-2")
-    labels = [int(made.example("valid", i).target) for i in range(200)]
-    assert 0.38 < np.mean(labels) < 0.62 and "passages of wikitext-2" in made.show(
-        made.example("test", 1)
+    labels = [int(made.example("valid", i).targets["labels"]) for i in range(200)]
+    assert (
+        0.38 < np.mean(labels) < 0.62
+        and "passages of wikitext-2" in made.render(made.example("test", 1)).to_text()
     )
 
 
@@ -657,5 +665,5 @@ def test_a_short_run_on_each(name, mixer, tmp_path):
         load(tmp_path / "model"),
         create_task(name, **SMALL[name]).batch("test", range(4)),
     )
-    logits = model(batch.tokens, mask=batch.mask)
+    logits = model(**batch.inputs)
     assert logits.shape == (4, create_task(name).classes) and torch.isfinite(logits).all()

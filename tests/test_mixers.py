@@ -25,6 +25,7 @@ from regard.mixers import Synthesizer
 from regard.pattern import Band, Causal, Full, GlobalMask, RandomBlocks
 from regard.prior import ALiBi
 from regard.query_prototypes import QueryPrototypes
+from regard.registry import get_recipe
 from regard.route import Route
 from regard.testing import check_mixer
 
@@ -555,3 +556,27 @@ def test_poisoned_values_do_not_leak_from_linear_attention(rand):
     mask = torch.arange(9)[None] < 6
     v[:, :, 6:] = torch.nan
     assert regard.LinearAttention()(q, k, v, mask=mask)[0].isfinite().all()
+
+
+@pytest.mark.parametrize("name", regard.list_recipes(can=["maps"]))
+def test_a_map_changes_nothing(name):
+    """Fails if an attention map in training mode redraws features, draws noise, moves averages,
+    records auxiliary outputs or leaves training mode.
+    """
+    recipe = get_recipe(name)
+    kwargs = dict(recipe.example_kwargs)
+    if "redraw" in recipe.options:
+        kwargs["redraw"] = 1
+    for causal in recipe.causal_options():
+        mixer = recipe.build(8, recipe.default_heads(2), **kwargs, causal=causal).train()
+        x = torch.randn(2, 23, mixer.dim, generator=torch.Generator().manual_seed(0))
+        before = {key: value.clone() for key, value in mixer.state_dict().items()}
+        random_numbers = torch.get_rng_state()
+        with regard.collect_aux() as aux:
+            weights = mixer.attention_map(x)
+        assert not aux.entries
+        assert torch.equal(torch.get_rng_state(), random_numbers)
+        after = mixer.state_dict()
+        assert all(torch.equal(after[key], value) for key, value in before.items())
+        assert all(part.training for part in mixer.modules())
+        assert torch.equal(mixer.eval().attention_map(x), weights)

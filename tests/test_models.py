@@ -39,6 +39,11 @@ def mixer(name):
     return module_spec(name, **small)
 
 
+def second_layer(name):
+    """Recipe for the layer after `name`: vanilla, unless all layers must be the same."""
+    return name if get_recipe(name).example().requires_stack else "vanilla"
+
+
 def small(kind, *names, **more):
     names = [mixer(name) if isinstance(name, str) else name for name in names]
     usual = {
@@ -69,7 +74,8 @@ def tokens(b=2, n=20, vocab_size=11, seed=0):
 @pytest.mark.parametrize("name", CAUSAL)
 def test_language_model_with_every_causal_mixer(name):
     """Logits do not depend on later tokens, nor on the chunks."""
-    model, x = build_model(small("decoder", name, "vanilla", head=LMHeadConfig())), tokens()
+    config = small("decoder", name, second_layer(name), head=LMHeadConfig())
+    model, x = build_model(config), tokens()
     assert isinstance(model, Decoder)
     whole, other = model(x), x.clone()
     other[:, 12:] = (other[:, 12:] + 1) % 11
@@ -94,7 +100,7 @@ def test_encoder_with_every_mixer(name):
             small(
                 "encoder",
                 name,
-                "vanilla",
+                second_layer(name),
                 head={"kind": "sequence_classification", "num_classes": 3, "pooling": "mean"},
             )
         ),
@@ -108,10 +114,14 @@ def test_encoder_with_every_mixer(name):
         return
     other = x.masked_fill(~mask, -1)  # no token at all
     torch.testing.assert_close(model(other, mask), model(x, mask), rtol=0, atol=1e-12)
+    if get_recipe(name).example().stack_name != "sequential":
+        with pytest.raises(regard.Unsupported, match="no attention maps"):
+            model.attention_maps(x, mask)
+        return
     maps = model.attention_maps(x, mask)
     assert (
         len(maps) == 2
-        and (maps[0] is not None) == get_recipe(name).can().maps
+        and (maps[0] is not None) == model.backbone.stack.layers[0].mixer.can.maps
         and maps[1].shape == (2, 2, 20, 20)
     )
 
@@ -121,11 +131,16 @@ def test_encoder_with_every_mixer(name):
 )
 def test_cross_attention_with_every_mixer(name):
     """Mixers with cross-attention work in seq2seq models and read the source."""
-    model, x, y = (
-        build_model(small("seq2seq", "vanilla", cross=mixer(name), head=LMHeadConfig())),
-        tokens(),
-        tokens(n=7, seed=1),
-    )
+    config = small("seq2seq", "vanilla", cross=mixer(name), head=LMHeadConfig())
+    if get_recipe(name).example().requires_stack:
+        with pytest.raises(regard.Unsupported, match="cross-attention passes nothing on"):
+            build(config)
+        return
+    if not get_recipe(name).can().independent_queries:
+        with pytest.raises(regard.Unsupported, match="cross-attention in a causal block"):
+            build(config)
+        return
+    model, x, y = build_model(config), tokens(), tokens(n=7, seed=1)
     assert model(x, y).shape == (2, 7, 11)
     assert not torch.allclose(model(x, y), model((x + 1) % 11, y))
 
@@ -259,6 +274,16 @@ def test_attention_map_of_a_layer():
     q, k, _ = second.project(seen["x"], None)
     scores = (q @ k.transpose(2, 3) / math.sqrt(4)).masked_fill(~mask[:, None, None], -torch.inf)
     torch.testing.assert_close(model.attention_maps(x, mask)[1], scores.softmax(-1))
+
+
+def test_attention_maps_in_training_change_nothing():
+    """Fails if the maps of a model count as a training call, or depend on the mode."""
+    model = build_model(small("encoder", "routing", "vanilla", dropout=0.5)).train()
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    maps = model.attention_maps(tokens())
+    after = model.state_dict()
+    assert model.training and all(torch.equal(after[key], value) for key, value in before.items())
+    assert all(map(torch.equal, maps, model.eval().attention_maps(tokens())))
 
 
 def test_attention_maps_with_global_mask():

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from dataclasses import fields, replace
 
 import pytest
 import torch
@@ -30,8 +31,10 @@ from regard.pattern import (
     RandomBlocks,
     Restarted,
     Segments,
+    StridedKeyBand,
     block_order,
 )
+from regard.pattern.algebra import MAX_SIZE
 
 
 def picture(pattern, n, m=None):
@@ -574,3 +577,51 @@ def test_per_segment_is_the_pattern_of_each_segment(pattern):
     for length, end in zip(lengths, torch.tensor(lengths).cumsum(0).tolist(), strict=True):
         expected[..., end - length : end, end - length : end] = pattern.dense(length)
     assert torch.equal(seen, expected)
+
+
+LEAVES = {
+    "Band": lambda x: [Band(x, 0), Band(0, x), Band(step=x)],
+    "StridedKeyBand": lambda x: [
+        StridedKeyBand(x),
+        StridedKeyBand(1, x),
+        StridedKeyBand(1, 0, x),
+        StridedKeyBand(1, 0, 0, x),
+    ],
+    "Global": lambda x: [Global(x), Queries(x, x), Keys(0, x)],
+    "Chunks": lambda x: [Chunks(x), Chunks(1, x), Chunks(1, 0, x), Axial(x)],
+    "Blocks": lambda x: [Blocks(x), Blocks(1, x), Blocks(1, 0, x)],
+    "KeyPhase": lambda x: [KeyPhase(x, 0), KeyPhase(x, x - 1)],
+    "Blocks2D": lambda x: [
+        *(Blocks2D(*(x if i == j else 1 for j in range(7)), cut_rows=0) for i in range(7)),
+        Blocks2D(x, x, x, by_block=True),
+        Blocks2D(4, x, x, cut_rows=x - 1, cut_cols=x - 1),
+    ],
+    "tables": lambda x: [RandomBlocks(x, 1, 4), RandomBlocks(2, x, 4), BlockTable(x, ((0,),))],
+}
+
+
+@pytest.mark.parametrize("name", LEAVES)
+def test_numbers_that_overflow(name):
+    """Fails if a number of a leaf wraps around in the arithmetic of positions, silently."""
+    for large in (2**63 - 1, 2**63, 2**64 + 5, 10**30):
+        with pytest.raises(ValueError, match=r"must be at most \d+, not \d+"):
+            LEAVES[name](large)
+    # the largest number that is accepted means the same as one that is merely larger than n
+    for huge, plain in zip(LEAVES[name](MAX_SIZE), LEAVES[name](1000), strict=True):
+        assert torch.equal(huge.dense(70), plain.dense(70)), huge
+        assert torch.equal(huge.keys_per_query(70), plain.keys_per_query(70)), huge
+
+
+def test_every_integer_of_a_leaf_is_bounded():
+    """Fails if a new leaf, or a new number of one, is accepted without a bound."""
+    for leaf in (
+        *(leaf for build in LEAVES.values() for pattern in build(2) for leaf in pattern.leaves()),
+        Neighbourhood(2, 2, 1, 1),
+    ):
+        for field in fields(leaf):
+            if isinstance(getattr(leaf, field.name), bool | tuple):
+                continue
+            with pytest.raises(ValueError, match=f"{field.name} must be at most"):
+                replace(leaf, **{field.name: 2**63})
+    with pytest.raises(ValueError, match="the sum of lengths must be at most"):
+        Segments((2**62, 2**62))

@@ -11,8 +11,18 @@ from regard.mixer import merge_heads
 from regard.position import Rope, T5Bias, TransformerXLBias
 from regard.position.bias import relative_position_bucket
 from regard.position.embedding import fourier_features
+from regard.prior import ALiBi
 
 pytest.importorskip("transformers")
+
+
+def test_alibi_slopes():
+    """Fails if the slopes of a number of heads, power of two or not, differ from Bloom's."""
+    from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+
+    for heads in range(1, 41):
+        bias = build_alibi_tensor(torch.ones(1, 2, dtype=torch.long), heads, torch.float32)
+        torch.testing.assert_close(ALiBi(heads).slopes, bias[:, 0, 1], rtol=1e-6, atol=0)
 
 
 @pytest.mark.parametrize("causal", [False, True])

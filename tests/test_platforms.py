@@ -97,12 +97,22 @@ def test_unknown_peak_memory_is_said(monkeypatch):
     monkeypatch.setitem(sys.modules, "psutil", None)
     assert environment.peak_bytes() is None
     dense, row = (
-        ResultRow(name, "parity", 8, "accuracy", [score], 1e3)
+        ResultRow(name, "parity", 8, "accuracy", True, [score], 1e3)
         for name, score in (("vanilla", 0.7), ("local", 0.9))
     )
     assert math.isnan(dense.peak_bytes)
-    verdict = Verdict("parity", 8, row, row, dense=dense, ties=[], baseline=None, caveats=Caveats())
-    assert "(this system does not tell the peak memory)" in describe_verdict(verdict)
+    verdict = Verdict(
+        "parity",
+        8,
+        row,
+        row,
+        dense=dense,
+        ties=[],
+        baseline=None,
+        better_baseline=None,
+        caveats=Caveats(),
+    )
+    assert "this system does not tell the peak memory" in describe_verdict(verdict)
 
 
 def test_total_memory_needs_psutil(monkeypatch):

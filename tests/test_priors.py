@@ -11,7 +11,8 @@ import regard
 from regard import Band, MultiHead, SoftmaxAttention, Unsupported
 from regard.attentions import AdaptiveSpanAttention
 from regard.layout import build_layout
-from regard.mixers import collaborate
+from regard.mixers import TaskAttention, collaborate, for_task
+from regard.models import ModelConfig, TokenInput, build, module_spec
 from regard.prior import Gaussian
 
 
@@ -85,6 +86,42 @@ def test_each_example_has_its_own_task(rand):
     for bad in (4, -1, 0.5, torch.tensor([[0]])):
         with pytest.raises(ValueError, match="from 0 to 3"):
             mixer.for_task(bad)
+
+
+@pytest.mark.parametrize("kind", ["encoder", "decoder"])
+def test_a_model_is_told_its_task(kind):
+    """Fails if a built model serves task 0 whatever it is told, or the copy has its own weights."""
+    torch.manual_seed(0)
+    config = ModelConfig(
+        input=TokenInput(vocab_size=11),
+        kind=kind,
+        mixer=module_spec("conditional_prior", tasks=4),
+        dim=8,
+        heads=2,
+        layers=2,
+        length=12,
+    )
+    model = build(config).double().eval()
+    tokens = torch.randint(11, (3, 9))
+    every = [for_task(model, task)(tokens) for task in range(4)]
+    torch.testing.assert_close(every[0], model(tokens))
+    assert all(not torch.allclose(every[0], other) for other in every[1:])
+    other = for_task(model, torch.tensor([3, 0, 2]))
+    mixed = other(tokens)
+    for row, task in enumerate((3, 0, 2)):
+        torch.testing.assert_close(mixed[row], every[task][row])
+    mixed.square().sum().backward()
+    grads = [m.vectors.weight.grad for m in model.modules() if isinstance(m, TaskAttention)]
+    assert len(grads) == 2
+    assert all(g[[0, 2, 3]].abs().amax(1).gt(0).all() and g[1].eq(0).all() for g in grads)
+    if kind == "decoder":
+        first, state = other.stream(tokens[:, :4])
+        rest, _ = other.stream(tokens[:, 4:], state)
+        torch.testing.assert_close(torch.cat((first, rest), 1), mixed)
+    with pytest.raises(ValueError, match="from 0 to 3"):
+        for_task(model, 4)
+    with pytest.raises(ValueError, match="no layer with a task"):
+        for_task(torch.nn.Linear(3, 3), 0)
 
 
 def plain_scores(layer, x):
@@ -321,6 +358,21 @@ def test_a_mask_over_a_memory_leaves_out_keys_not_queries(rand):
         ):
             with regard.collect_aux() as notes:
                 mixer(x, **inputs)
+            costs.append(notes.loss())
+        torch.testing.assert_close(*costs)
+
+
+def test_disagreement_leaves_out_padded_queries_of_cross_attention(rand):
+    """Fails if padding among the queries is part of the loss, inside `Block` too."""
+    for kind in ("subspace", "positions", "outputs"):
+        mixer, x, context = mixer_of("disagreement", kind=kind), rand(2, 6, 8), rand(2, 5, 8)
+        costs = []
+        for inputs in (
+            {"x": x, "query_mask": torch.arange(6)[None].expand(2, -1) < 4},
+            {"x": x[:, :4]},
+        ):
+            with regard.collect_aux() as notes:
+                mixer(context=context, **inputs)
             costs.append(notes.loss())
         torch.testing.assert_close(*costs)
 

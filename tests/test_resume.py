@@ -16,11 +16,14 @@ from safetensors.torch import load_file
 from torch import nn
 
 import regard
+from fuzzing import SLOW
 from regard.block import Block
+from regard.compare.ledger import Ledger
 from regard.ffn import MLP
 from regard.json_files import CorruptFile
 from regard.tasks import create_task
 from regard.train import Trainer, TrainSettings, checkpoint
+from regard.train.evaluation import Evaluation
 from regard.train.metrics_log import MetricsLog
 from regard.train.run import run_training
 from resume_cases import spec
@@ -31,11 +34,12 @@ HERE = Path(__file__).parent
 class Trains:
     """The program of `resume_cases`, which trains in one process after the other."""
 
-    def __init__(self, **given):
+    def __init__(self, *words, **given):
         path = os.pathsep.join([str(HERE.parent / "src"), os.environ.get("PYTHONPATH", "")])
         command = [
             sys.executable,
             str(HERE / "resume_cases.py"),
+            *words,
             *(f"{name}={value}" for name, value in given.items()),
         ]
         self.program = subprocess.Popen(
@@ -141,13 +145,66 @@ def test_killed_before_any_change_of_its_folder_it_comes_to_the_same_end(short, 
     """Fails if there is a boundary, of the checkpoints, the metrics, the model or the result, at
     which a run must not die."""
     trains, whole = short
-    changes = int(whole.with_suffix(".count").read_text())
+    changes = len(whole.with_suffix(".changes").read_text().splitlines())
     assert changes > 50
     for number in range(first, changes, 5):
         folder = tmp_path / f"at{number}"
         assert trains(folder, number) == -signal.SIGKILL
         assert trains(folder) == 0
         check_same(folder, whole)
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    """A program that compares two mixers, and the folder of a comparison that nobody disturbed."""
+    whole = tmp_path_factory.mktemp("compare") / "whole"
+    with Trains("compare", steps=2, eval_every=2) as compares:
+        assert compares(whole) == 0
+        yield compares, whole
+
+
+TIMES = ("seconds", "tokens_per_second", "peak_bytes", "environment", "curve")
+
+
+def check_same_comparison(folder, whole):
+    """The same rows of the ledger but for times, and the same models."""
+    entries = []
+    for each in (folder, whole):
+        ledger = Ledger(each / "ledger.sqlite")
+        entries.append(
+            [
+                entry._replace(
+                    result=entry.result
+                    and {k: v for k, v in entry.result.items() if k not in TIMES}
+                )
+                for entry in ledger.entries()
+            ]
+        )
+        ledger.close()
+    assert entries[0] == entries[1] and len(entries[0]) == 3
+    assert [entry.status for entry in entries[0]].count("done") == 2
+    assert (folder / "plan.json").read_bytes() == (whole / "plan.json").read_bytes()
+    for run in (whole / "runs").iterdir():
+        check_same(folder / "runs" / run.name, run)
+
+
+@pytest.mark.parametrize("part", range(2))
+def test_killed_before_any_change_a_comparison_comes_to_the_same_end(comparison, part, tmp_path):
+    """Fails if there is a write of the plan, the ledger or a run at which a comparison must not
+    die: by default those of the comparison, in the slow tier all."""
+    compares, whole = comparison
+    changes = whole.with_suffix(".changes").read_text().splitlines()
+    statements = [i for i, change in enumerate(changes) if "runs (" in change or "UPDATE" in change]
+    files = [
+        i for i, change in enumerate(changes) if "plan.json" in change or "spec.json" in change
+    ]
+    assert len(changes) > 100 and len(statements) >= 12 and len(files) >= 6
+    chosen = range(len(changes)) if SLOW else sorted([*statements[::3], *files[::3]])
+    for number in chosen[part::2]:
+        folder = tmp_path / f"at{number}"
+        assert compares(folder, number) == -signal.SIGKILL, changes[number]
+        assert compares(folder) == 0, changes[number]
+        check_same_comparison(folder, whole)
 
 
 def test_half_a_line_is_forgotten_and_the_rest_is_not(tmp_path):
@@ -165,12 +222,33 @@ def test_half_a_line_is_forgotten_and_the_rest_is_not(tmp_path):
     assert kept.startswith(log.path.read_text()) and not list(tmp_path.glob(".*"))
 
 
-def test_what_is_left_of_a_removed_checkpoint_goes_too(tmp_path):
+def test_what_is_left_of_a_removed_checkpoint_goes_too(tmp_path, monkeypatch):
     """Fails if a process that dies while it removes an old checkpoint leaves its files for ever."""
-    half = checkpoint.save(tmp_path, 1, {"model": {"w": torch.ones(2)}}, {})
-    (half / "manifest.json").unlink()
-    checkpoint.save(tmp_path, 2, {"model": {"w": torch.ones(2)}}, {})
-    assert [path.name for path in tmp_path.iterdir()] == ["step-00000002"]
+
+    def killed(path, **options):
+        (path / "manifest.json").unlink()
+        raise SystemExit("killed")
+
+    checkpoint.save(tmp_path, 1, {"model": {"w": torch.ones(2)}}, {})
+    monkeypatch.setattr(checkpoint.shutil, "rmtree", killed)
+    with pytest.raises(SystemExit):
+        checkpoint.save(tmp_path, 2, {"model": {"w": torch.ones(2)}}, {}, keep=1)
+    monkeypatch.undo()
+    assert len(list(tmp_path.iterdir())) == 2
+    checkpoint.save(tmp_path, 3, {"model": {"w": torch.ones(2)}}, {}, keep=1)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-00000003"]
+
+
+def test_a_process_killed_inside_safetensors_leaves_nothing(tmp_path):
+    """Fails if the temporary file of the package blocks the next checkpoint of that step; what is
+    somebody else's stays."""
+    for partial, name in ((".partial-3", ".tmpk3EYOW"), (".partial-4", "notes.txt")):
+        (tmp_path / partial).mkdir()
+        (tmp_path / partial / name).write_bytes(b"half")
+    checkpoint.save(tmp_path, 3, {"model": {"w": torch.ones(2)}}, {})
+    assert {path.name for path in tmp_path.iterdir()} == {"step-00000003", ".partial-4"}
+    with pytest.raises(checkpoint.CheckpointWriteError, match=r"exists: .*\.partial-4"):
+        checkpoint.save(tmp_path, 4, {"model": {"w": torch.ones(2)}}, {})
 
 
 def test_the_same_seed_gives_the_same_bits(tmp_path):
@@ -184,6 +262,7 @@ def test_the_same_seed_gives_the_same_bits(tmp_path):
 
 def test_a_checkpoint_without_settings_is_named(tmp_path):
     """Fails if facts that were tampered with end in a KeyError."""
+    (tmp_path / "spec.json").write_text(spec().model_dump_json())
     checkpoint.save(tmp_path / "checkpoints", 2, {"model": {"w": torch.ones(2)}}, {"seconds": 1.0})
     with pytest.raises(CorruptFile, match="does not contain its training settings"):
         run_training(spec(), tmp_path)
@@ -201,8 +280,8 @@ class Tiny(nn.Module):
         self.head = nn.Linear(dim, made.classes)
         self.dtypes = set()
 
-    def forward(self, tokens, mask=None):
-        logits = self.head(self.block(self.embed(tokens), mask=mask))
+    def forward(self, x, mask=None):
+        logits = self.head(self.block(self.embed(x), mask=mask))
         self.dtypes.add(logits.dtype)
         return logits
 
@@ -236,16 +315,17 @@ def test_the_moving_average_is_one_and_is_what_is_evaluated():
         want = beta * want + (1 - beta) * weight
     torch.testing.assert_close(run.ema.weights["head.weight"], want)
     assert torch.equal(run.model.head.weight, seen[-1])
-    batch = run.task.batch("valid", range(16))
+    batch = run.task.batch("valid", run.task.sample("valid", 16).tolist())
     own = {name: p.detach().clone() for name, p in run.model.named_parameters()}
     with torch.no_grad():
         for name, p in run.model.named_parameters():
             p.copy_(run.ema.weights[name])
-    score = float((run.model(batch.tokens).argmax(-1) == batch.target).double().mean())
+    right = run.model(**batch.inputs).argmax(-1) == batch.targets["labels"]
+    score = float(right.double().mean())
     with torch.no_grad():
         for name, p in run.model.named_parameters():
             p.copy_(own[name])
-    assert run.score("valid") == pytest.approx(score)
+    assert run.evaluate("valid").value == pytest.approx(score)
 
 
 def test_narrow_numbers_are_used_for_the_layers_alone():
@@ -264,9 +344,14 @@ def test_patience_counts_evaluations_since_the_best(monkeypatch):
     on."""
     run = trainer(steps=50, eval_every=1, patience=3)
     values = iter([0.1, 0.5, 0.4, 0.5, 0.3, 0.9, 0.0])
-    monkeypatch.setattr(run, "score", lambda split, **limit: next(values))
+
+    def evaluate(split, **limit):
+        accuracy, macro_f1 = torch.tensor([[next(values), 1.0]]), torch.zeros(1, 2)
+        return Evaluation(run.task, [0], {"accuracy": accuracy, "macro_f1": macro_f1}, loss=0.0)
+
+    monkeypatch.setattr(run, "evaluate", evaluate)
     result = run.run()
-    assert (result.stopped, result.steps, result.best) == ("patience", 5, 0.5)
+    assert (result.stopped, result.steps, result.best) == ("patience", 5, pytest.approx(0.5))
 
 
 def test_the_norm_of_the_gradient_is_cut():

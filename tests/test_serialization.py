@@ -184,6 +184,7 @@ def test_killed_save(number, tmp_path):
 # ------------------------------------------------------------------------------------------- broken
 def rewritten(folder, change, *, keep=True):
     """Save a model, then rewrite its changed weights, with its configuration if `write_record`."""
+    (folder / "model.safetensors").unlink(missing_ok=True)
     save(model(), folder)
     path = folder / "model.safetensors"
     tensors = load_file(path)

@@ -178,7 +178,8 @@ def test_hugging_face(n, cls, ask_all, rand):
 # ---------------------------------------------------------------------------------------- any mixer
 @pytest.mark.parametrize("name", regard.list_recipes())
 def test_any_mixer(name, rand):
-    """Mixers with cross-attention work in a funnel; others raise an error."""
+    """Mixers with cross-attention work in a funnel, and padded is the same as cut; others raise an
+    error."""
     torch.manual_seed(0)
     recipe = get_recipe(name)
     if False not in recipe.causal_options():
@@ -193,13 +194,15 @@ def test_any_mixer(name, rand):
             regard.Unsupported, match=r"cannot attend to the longer sequence: .*; use it elsewhere"
         ):
             FunnelStack([[block()], [layer]])
-    stack = FunnelStack([[block()], [layer]], pool_q_only=layer.mixer.can.cross).double().eval()
-    assert stack(rand(2, 16, DIM)).isfinite().all()
-    if stack.can.mask:
-        mask = torch.arange(16).expand(2, 16) < 13
-        x = rand(2, 16, DIM)
-        poisoned = x.masked_fill(~mask[..., None], torch.nan)
-        torch.testing.assert_close(stack(poisoned, mask=mask)[:, :13], stack(x, mask=mask)[:, :13])
+    for pool_q_only in (False, True) if layer.mixer.can.cross else (False,):
+        stack = FunnelStack([[block()], [layer]], pool_q_only=pool_q_only).double().eval()
+        x = rand(2, 30, DIM)
+        assert stack(x).isfinite().all()
+        if stack.can.mask:
+            for real in (5, 19, 20):
+                mask = torch.arange(30).expand(2, 30) < real
+                poisoned = x.masked_fill(~mask[..., None], torch.nan)
+                torch.testing.assert_close(stack(poisoned, mask=mask)[:, :real], stack(x[:, :real]))
 
 
 # ----------------------------------------------------------------------------------------- the rest

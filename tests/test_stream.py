@@ -5,8 +5,13 @@ import torch
 
 import regard
 from regard import SoftmaxAttention
+from regard.attentions import LSHAttention
 from regard.mixer import MultiHead
 from regard.pattern import Band, Chunks, Keys, PerHead
+from regard.registry import get_recipe
+from regard.route.lsh import AngularHash
+from regard.state import leaves
+from test_join import STACKS, STREAMING
 
 N = 400
 BOUNDED = {  # recipe, arguments, and how many keys can matter to a later query
@@ -90,6 +95,39 @@ def test_a_state_can_be_used_twice(rand):
         first, _ = mixer.stream(x[:, 10:], state)
         second, _ = mixer.stream(x[:, 10:], state)
     assert torch.equal(first, second)
+
+
+UNPROJECTED = {
+    "MultiHead without projections": lambda: MultiHead(
+        8, 2, SoftmaxAttention(), causal=True, project=False
+    ),
+    "LSH without projections": lambda: MultiHead(
+        8, 2, LSHAttention(AngularHash(2, 4, buckets=4, rounds=2)), causal=True, project=False
+    ),
+    "average_pool on a grid": lambda: regard.create("average_pool", dim=8, width=5, causal=True),
+}
+EXAMPLES = {name: lambda name=name: get_recipe(name).example(causal=True) for name in STREAMING}
+
+
+@pytest.mark.parametrize("name", [*STREAMING, *UNPROJECTED, *STACKS])
+def test_a_buffer_can_be_reused(name, rand):
+    """Fails if a state is a view of the tokens that it was given, or of the output: it would
+    change with them."""
+    torch.manual_seed(0)
+    streams = {**EXAMPLES, **UNPROJECTED, **STACKS}[name]().double().eval()
+    x, buffer = rand(2, 18, 8), torch.empty(2, 5, 8, dtype=torch.float64)
+    state = None
+    with torch.no_grad():
+        whole = streams(x)
+        for start, end in ((0, 4), (4, 8), (8, 9), (9, 13), (13, 18)):
+            tokens = buffer[:, : end - start].copy_(x[:, start:end])
+            y, state = streams.stream(tokens, state)
+            torch.testing.assert_close(y, whole[:, start:end], rtol=0, atol=1e-10)
+            shared = {tensor.untyped_storage().data_ptr() for tensor in (buffer, y)}
+            held = [leaf for leaf in leaves(state) if isinstance(leaf, torch.Tensor)]
+            assert not any(leaf.untyped_storage().data_ptr() in shared for leaf in held)
+            buffer.fill_(torch.nan)
+            y.fill_(torch.nan)
 
 
 def test_an_empty_chunk_changes_nothing(rand):

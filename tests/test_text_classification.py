@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from real import real
-from regard.tasks import create_task, processor_from_dict, text_classification as module
+from regard.tasks import create_task, find_task, text_classification as module
 from regard.tasks.base import SPLITS
 
 
@@ -22,25 +22,38 @@ def some(count, labels="aab"):
 
 
 def texts(made, split):
-    return [made.show(made.example(split, i)) for i in range(made.size(split))]
+    return [made.render(made.example(split, i)).to_text() for i in range(made.size(split))]
 
 
 def test_rows_are_split_by_their_number(tmp_path):
     """Fails if a row is lost, stands in two splits, moves when rows are appended, or the seed does
     nothing."""
     made = create_task(
-        "classify", data=write(tmp_path / "x.jsonl", some(1000)), text="body", label="topic"
+        "classify",
+        data=write(tmp_path / "x.jsonl", some(1000)),
+        text="body",
+        label="topic",
+        tokenizer="byte",
     )
     sizes = [made.size(split) for split in SPLITS]
     assert sum(sizes) == 1000 and abs(sizes[1] - 100) < 40 and abs(sizes[2] - 100) < 40
     shown = [line for split in SPLITS for line in texts(made, split)]
     assert sorted(shown) == sorted(f"{row['body']} → {row['topic']}" for row in some(1000))
     more = create_task(
-        "classify", data=write(tmp_path / "y.jsonl", some(1300)), text="body", label="topic"
+        "classify",
+        data=write(tmp_path / "y.jsonl", some(1300)),
+        text="body",
+        label="topic",
+        tokenizer="byte",
     )
     assert all(set(texts(made, split)) <= set(texts(more, split)) for split in SPLITS)
     other = create_task(
-        "classify", data=write(tmp_path / "x.jsonl", some(1000)), text="body", label="topic", seed=1
+        "classify",
+        data=write(tmp_path / "x.jsonl", some(1000)),
+        text="body",
+        label="topic",
+        tokenizer="byte",
+        seed=1,
     )
     assert texts(other, "test") != texts(made, "test")
 
@@ -51,11 +64,11 @@ def test_files_named_after_splits(tmp_path):
     rows = {"train": some(200), "test": [{"body": f"other {i}", "topic": "b"} for i in range(30)]}
     for split, found in rows.items():
         write(tmp_path / f"payload_{split}.jsonl", found)
-    made = create_task("classify", data=str(tmp_path), text="body", label="topic")
+    made = create_task("classify", data=str(tmp_path), text="body", label="topic", tokenizer="byte")
     assert texts(made, "test") == [f"other {i} → b" for i in range(30)]
     assert made.size("train") + made.size("valid") == 200 and 5 < made.size("valid") < 40
     write(tmp_path / "valid.jsonl", some(7))
-    made = create_task("classify", data=str(tmp_path), text="body", label="topic")
+    made = create_task("classify", data=str(tmp_path), text="body", label="topic", tokenizer="byte")
     assert [made.size(split) for split in SPLITS] == [200, 7, 30]
 
 
@@ -72,16 +85,19 @@ def test_all_that_prediction_needs_is_in_the_facts(tmp_path, tokenizer):
         tokenizer=tokenizer,
         length=9,
     )
-    processor = processor_from_dict(json.loads(json.dumps(made.processor_dict())))
+    processor = find_task("classify").load_processor(
+        json.loads(json.dumps(made.processor.to_dict()))
+    )
     assert processor.labels == ("a", "b") and processor.labels[1] == "b"
-    row = next(
+    _, row = next(
         module.LabelledRows(
             {"all": [("", r) for r in some(60)]}, "body", "topic", drop=False, seed=0
         ).walk("train")
     )
-    assert processor.encode(row.text).tolist() == made.example("train", 0).tokens.tolist()
+    encoded, wanted = processor.encode(row.text), made.example("train", 0).inputs
+    assert list(encoded) == ["x"] and torch.equal(encoded["x"], wanted["x"])
     assert (
-        len(processor.encode("text " * 99)) == 9
+        len(processor.encode_text("text " * 99)) == 9
         and made.vocab_size == processor.tokenizer.vocab_size
     )
 
@@ -96,9 +112,11 @@ def test_classes_are_in_the_order_of_frequency(tmp_path):
     made = create_task("classify", data=str(tmp_path))
     assert made.processor.labels == ("1", "2", "3", "True") and made.classes == 4
     counted = collections.Counter(
-        int(made.example("train", i).target) for i in range(made.size("train"))
+        int(made.example("train", i).targets["labels"]) for i in range(made.size("train"))
     )
-    assert counted == {0: 9, 1: 5, 2: 5, 3: 2} and int(made.example("test", 0).target) == 3
+    assert (
+        counted == {0: 9, 1: 5, 2: 5, 3: 2} and int(made.example("test", 0).targets["labels"]) == 3
+    )
 
 
 @pytest.mark.parametrize(
@@ -106,6 +124,11 @@ def test_classes_are_in_the_order_of_frequency(tmp_path):
     [
         (some(40), {"text": "bdy"}, "no column 'bdy': did you mean 'body'"),
         (some(40), {"label": "tpic"}, "no column 'tpic': did you mean 'topic'"),
+        (
+            [{"body": "x", "topic": f"id {i}"} for i in range(10_000)],
+            {},
+            "'topic' has 10,000 different values in 10,000 training rows, so it is no label",
+        ),
         (some(40, "a"), {}, "All training rows have the label 'a'"),
         (some(3), {}, "split has no rows"),
         ([], {}, "split has no rows"),
@@ -129,7 +152,7 @@ def test_bad_rows_are_refused(tmp_path, rows, given, words):
 
 
 def test_missing_labels_are_refused_by_line_or_dropped(tmp_path):
-    """Fails if rows without a label are learned, dropped without being asked, or not named."""
+    """Fails if rows without a label are learned, dropped without a word, or not named."""
     rows = some(100)
     for at, value in ((0, None), (1, ""), (2, float("nan"))):
         rows[at]["topic"] = value
@@ -139,12 +162,12 @@ def test_missing_labels_are_refused_by_line_or_dropped(tmp_path):
     with pytest.raises(
         ValueError, match=r"no 'topic' in line 1 of .*, line 2 of .*, line 3 of [^,]*: fill in"
     ):
-        create_task("classify", data=str(tmp_path), text="body", label="topic")
-    made = create_task("classify", data=str(tmp_path), text="body", label="topic", missing="drop")
-    assert made.size("train") == 97
+        create_task("classify", data=str(tmp_path), text="body", label="topic", missing="error")
+    made = create_task("classify", data=str(tmp_path), text="body", label="topic")
+    assert made.size("train") == 97 and made.notes()[0].startswith("3 rows without 'body' or")
     write(tmp_path / "train.jsonl", [row | {"topic": None} for row in rows[:20]] + rows[3:])
     with pytest.raises(ValueError, match=r"line 5 of \S+ and 15 more: fill in"):
-        create_task("classify", data=str(tmp_path), text="body", label="topic")
+        create_task("classify", data=str(tmp_path), text="body", label="topic", missing="error")
     assert path
 
 
@@ -180,15 +203,17 @@ def test_a_label_that_training_lacks_is_named(tmp_path):
 def test_long_and_short_texts(tmp_path):
     """Fails if a text is not cut, or a batch of different lengths not masked."""
     rows = [{"text": "x" * (1 + i), "label": "ab"[i % 2]} for i in range(90)]
-    made = create_task("classify", data=write(tmp_path / "x.jsonl", rows), length=16)
-    assert {made.example("train", i).tokens.shape[0] for i in range(made.size("train"))} <= set(
-        range(1, 17)
+    made = create_task(
+        "classify", data=write(tmp_path / "x.jsonl", rows), length=16, tokenizer="byte"
     )
+    assert {
+        made.example("train", i).inputs["x"].shape[0] for i in range(made.size("train"))
+    } <= set(range(1, 17))
     batch = made.batch("train", range(made.size("train")))
     assert (
-        batch.tokens.shape[1] == 16
-        and torch.equal(batch.mask, batch.tokens != 0)
-        and batch.target.dim() == 1
+        batch.inputs["x"].shape[1] == 16
+        and torch.equal(batch.inputs["mask"], batch.inputs["x"] != 0)
+        and batch.targets["labels"].dim() == 1
     )
 
 
@@ -197,12 +222,12 @@ def test_the_built_in_sentences_need_a_look_from_afar():
     made = create_task("classify")
     assert made.processor.labels == ("right", "wrong")
     counts = collections.Counter(
-        int(made.example("train", i).target) for i in range(made.size("train"))
+        int(made.example("train", i).targets["labels"]) for i in range(made.size("train"))
     )
     assert counts[0] == counts[1]
     words = [collections.Counter(), collections.Counter()]
     for i in range(made.size("train")):
-        text, _, label = made.show(made.example("train", i)).rpartition(" → ")
+        text, _, label = made.render(made.example("train", i)).to_text().rpartition(" → ")
         words[label == "wrong"].update(text.rstrip(".").split())
     for word in words[0]:
         both = words[0][word] + words[1][word]
@@ -231,3 +256,11 @@ def test_real_rows():
         "sport",
         "tech",
     }
+
+
+def test_a_split_with_fewer_rows_than_classes_is_a_warning(tmp_path):
+    write(tmp_path / "train.jsonl", some(30, "abc"))
+    write(tmp_path / "valid.jsonl", [{"body": "new", "topic": "a"}])
+    write(tmp_path / "test.jsonl", [{"body": f"new {i}", "topic": "abc"[i]} for i in range(3)])
+    made = create_task("classify", data=str(tmp_path), text="body", label="topic")
+    assert made.notes() == ["The valid split has 1 rows for 3 classes: its score says little."]

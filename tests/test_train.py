@@ -12,8 +12,8 @@ from torch import nn
 import regard
 from regard import json_files
 from regard.block import Block
-from regard.ffn import MLP
-from regard.models import ModuleSpec
+from regard.ffn import GLU, MLP
+from regard.models import ModuleSpec, build
 from regard.tasks import create_task
 from regard.train import CorruptFile, Diverged, Interrupted, Trainer, TrainSettings, checkpoint
 from regard.train.run import RunSpec, model_config
@@ -33,8 +33,8 @@ class Tiny(nn.Module):
         )
         self.head = nn.Linear(dim, made.classes)
 
-    def forward(self, tokens, mask=None):
-        return self.head(self.block(self.embed(tokens), mask=mask))
+    def forward(self, x, mask=None):
+        return self.head(self.block(self.embed(x), mask=mask))
 
 
 def trainer(folder=None, *, stop=None, poison=None, **given):
@@ -176,6 +176,39 @@ def test_tokens_are_as_large_as_their_positions(position, scaled):
     )
 
 
+def test_layers_are_those_of_the_run():
+    """Fails if a choice of the run does not reach the model, or its width is ignored."""
+    task = create_task("parity", length=8)
+
+    def model(**fields):
+        spec = RunSpec(task=ModuleSpec(name="parity"), dim=8, heads=2, layers=3, **fields)
+        return build(model_config(spec, task))
+
+    def kinds(made):
+        return {type(module).__name__ for module in made.modules()}
+
+    plain = kinds(model())
+    assert {"MLP", "LayerNorm", "PreNorm", "SequentialStack"} <= plain
+    swiglu = model(ffn=ModuleSpec(name="swiglu"), ffn_dim=12)
+    (width,) = {tuple(m.up.weight.shape) for m in swiglu.modules() if isinstance(m, GLU)}
+    assert width == (12, 8) and "MLP" not in kinds(swiglu)
+    wide = model(ffn=ModuleSpec(name="mlp", arguments={"activation": "relu"}), ffn_dim=20)
+    assert wide.config.ffn[0].arguments == {"activation": "relu", "hidden": 20}
+    assert "MLP" not in kinds(model(ffn=None))
+    rms = kinds(model(norm=ModuleSpec(name="rms")))
+    assert "RMSNorm" in rms and "LayerNorm" not in rms
+    assert "PostNorm" in kinds(model(residual=ModuleSpec(name="post"))) - plain
+    shared = model(stack=ModuleSpec(name="shared"))
+    assert sum(p.numel() for p in shared.parameters()) < sum(
+        p.numel() for p in model().parameters()
+    )
+    with pytest.raises(ValueError, match="ffn_dim is the width of feed-forward layers, and the"):
+        model(ffn=None, ffn_dim=12)
+    for field in ("ffn", "norm", "residual", "stack"):
+        with pytest.raises(ValueError, match=f"no .*{field}.* 'nothing'"):
+            model(**{field: ModuleSpec(name="nothing")})
+
+
 def test_schedules():
     """Fails if the warm-up does not rise, the cosine does not end at zero, or 1/√step is not
     that."""
@@ -220,11 +253,9 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path):
     path.write_bytes(path.read_bytes()[:-8])
     with pytest.raises(CorruptFile, match="modified or truncated"):
         checkpoint.load(last)
-    said = []
-    assert (
-        checkpoint.latest_checkpoint(tmp_path / "checkpoints", said.append).name == "step-00000005"
-        and "truncated" in said[0]
-    )
+    skipped = {}
+    latest = checkpoint.latest_checkpoint(tmp_path / "checkpoints", skipped.__setitem__)
+    assert latest.name == "step-00000005" and "truncated" in skipped[last]
     for text in (
         "",
         "{",

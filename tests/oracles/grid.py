@@ -27,6 +27,8 @@ CASES = {
         {"size": 12},
         {"size": (3, 4), "width": 6},
         {"size": 7, "width": 5},
+        {"size": 5, "position_bias": True},
+        {"size": (3, 4), "width": 6, "position_bias": True},
     ],
     "swin": [
         {"width": 6, "window": 3, "layer": 1},
@@ -120,11 +122,35 @@ def axial_passes(p, x, *, heads, causal, mask=None, global_attention_mask=None, 
     return one("inner", x + shifted, lambda i, j: i // width == j // width and j <= i)
 
 
+def by_biased_rule(p, x, heads, see, bias, mask):
+    """Softmax over the j with see(h, i, j), of scores plus bias(h, i, j)."""
+    q, k, v = project(p, x, None, heads)
+    b, n, _, e = q.shape
+    out = torch.zeros_like(q)
+    for a, i, h in [(a, i, h) for a in range(b) for i in range(n) for h in range(heads)]:
+        seen = [j for j in range(n) if see(h, i, j) and (mask is None or bool(mask[a, j]))]
+        if seen:
+            biases = torch.stack([bias(h, i, j) for j in seen])
+            scores = k[a, seen, h] @ q[a, i, h] / e**0.5 + biases
+            out[a, i, h] = torch.softmax(scores, 0) @ v[a, seen, h]
+    return linear_layer(p, "out", out.flatten(2))
+
+
 def neighbourhood(
-    p, x, *, heads, causal, mask=None, global_attention_mask=None, length, size=7, width=None
+    p,
+    x,
+    *,
+    heads,
+    causal,
+    mask=None,
+    global_attention_mask=None,
+    length,
+    size=7,
+    width=None,
+    position_bias=False,
 ):
     """Hassani et al. 2023: along each axis the `size` cells around, moved inward at the border;
-    causal, those up to it.
+    causal, those up to it. The bias B is that of the true offset, also where the window moved.
     """
     rows, cols = (1, length) if width is None else (-(-length // width), width)
     tall, wide = (1, size) if width is None else (size, size) if isinstance(size, int) else size
@@ -140,7 +166,14 @@ def neighbourhood(
         (y, x), (v, u) = divmod(i, cols), divmod(j, cols)
         return axis(y, v, tall, rows) and axis(x, u, wide, cols)
 
-    return by_rule(p, x, heads, see, mask=mask)
+    if not position_bias:
+        return by_rule(p, x, heads, see, mask=mask)
+
+    def bias(h, i, j):
+        row, col = i // cols - j // cols + tall - 1, i % cols - j % cols + wide - 1
+        return p["inner.prior.table"][h, row, col]
+
+    return by_biased_rule(p, x, heads, see, bias, mask)
 
 
 def swin(

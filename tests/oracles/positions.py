@@ -119,8 +119,16 @@ def distance(p, *, max_distance):
 
 
 def alibi(p, *, heads):
-    """Press et al. 2022."""
-    return lambda q, k, h, i, j: plain(q, k) - abs(i - j) * 2.0 ** (-8 * (h + 1) / heads)
+    """Press et al. 2022, with `get_slopes` of the authors' code."""
+
+    def slopes(n):
+        if math.log2(n).is_integer():
+            start = 2 ** (-(2 ** -(math.log2(n) - 3)))
+            return [start * start**i for i in range(n)]
+        closest = 2 ** math.floor(math.log2(n))
+        return slopes(closest) + slopes(2 * closest)[0::2][: n - closest]
+
+    return lambda q, k, h, i, j: plain(q, k) - abs(i - j) * slopes(heads)[h]
 
 
 def shaw(p, *, clip):

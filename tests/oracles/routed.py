@@ -17,6 +17,8 @@ CASES = {
         {"clusters": 4, "heads": 2},
         {"clusters": 7, "shared": True, "heads": 2},
         {"clusters": 60, "seed": 3, "heads": 2},
+        {"clusters": 4, "heads": 2, "local_heads": 1, "window": 3},
+        {"clusters": 3, "heads": 2, "local_heads": 1, "window": 0, "shared": True},
     ],
     "sinkhorn": [
         {"block": 9},
@@ -121,23 +123,30 @@ def routing(
     global_attention_mask=None,
     clusters,
     shared=False,
+    local_heads=0,
+    window=0,
     seed=0,
 ):
     """Roy et al. 2020, algorithm 1: layer norms without scale, the w nearest queries and keys of
-    each centroid, softmax.
+    each centroid, softmax. The first heads are local: a window, and no layer norm.
     """
-    q, k, v = (split(p, name, x, heads) for name in ("q", "q" if shared else "k", "v"))
+    plain_q, plain_k, v = (split(p, name, x, heads) for name in ("q", "q" if shared else "k", "v"))
     q, k = (
         (t - t.mean(-1, keepdim=True)) / (t.var(-1, unbiased=False, keepdim=True) + 1e-5).sqrt()
-        for t in (q, k)
+        for t in (plain_q, plain_k)
     )
     out = {(0, heads - 1, -1): None}
     for a in range(x.shape[0]):
         real = real_tokens(mask, a, x.shape[1])
         w = math.ceil(len(real) / clusters)
-        for h in range(heads):
+        for h in range(local_heads):
+            for i in real:
+                near = [j for j in real if abs(i - j) <= window]
+                weights = (plain_k[a, near, h] @ plain_q[a, i, h] / q.shape[-1] ** 0.5).exp()
+                out[a, h, i] = weights @ v[a, near, h] / weights.sum()
+        for h in range(local_heads, heads):
             keys = {i: [] for i in real}
-            for centroid in p["inner.route.centroids"][h]:
+            for centroid in p["inner.route.centroids"][h - local_heads]:
                 # nearness by direction: the layer norm has a little less than unit variance
                 near_q, near_k = (
                     sorted(real, key=lambda i, t=t: -(t[a, i, h] / t[a, i, h].norm()) @ centroid)

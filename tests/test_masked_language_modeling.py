@@ -1,0 +1,68 @@
+"""Masked language modeling: what is masked, metrics, baselines, and filling in."""
+
+import math
+
+import pytest
+import torch
+
+from regard.models.losses import IGNORE_INDEX
+from regard.tasks import create_task
+
+
+@pytest.fixture(scope="module")
+def task():
+    return create_task("mlm", length=64)
+
+
+def test_fifteen_per_cent_are_selected_as_in_bert_and_always_the_same(task):
+    batch, plain = task.batch("train", range(200)), create_task("lm", length=64)
+    x, labels = batch.inputs["x"], batch.targets["labels"]
+    tokens = torch.stack([plain.example("train", i).inputs["x"] for i in range(200)])
+    selected = labels != IGNORE_INDEX
+    assert torch.equal(x[~selected], tokens[~selected])
+    assert torch.equal(labels[selected], tokens[selected])
+    shares = [
+        selected.float().mean(),
+        (x[selected] == task.processor.mask_token).float().mean(),
+        (x[selected] == tokens[selected]).float().mean(),
+    ]
+    expected = [0.15, 0.8, 0.1]
+    for share, wanted in zip(shares, expected, strict=True):
+        deviation = math.sqrt(wanted * (1 - wanted) / int(selected.sum()))
+        assert abs(float(share) - wanted) < 5 * deviation + 0.01
+    again = task.batch("train", range(200))
+    assert torch.equal(again.inputs["x"], x) and torch.equal(again.targets["labels"], labels)
+    assert len({tuple(row) for row in selected.int().tolist()}) > 190  # masks differ
+
+
+def test_every_example_has_a_target():
+    task = create_task("mlm", length=3)
+    for index in range(50):
+        assert (task.example("valid", index).targets["labels"] != IGNORE_INDEX).any()
+
+
+def test_neighbours_are_better_than_frequencies(task):
+    scores = {n: task.metric.compute(b(range(40))) for n, b in task.baselines().items()}
+    assert task.metric.name == "bits_per_masked_token"
+    assert scores["neighbouring tokens"] < scores["constant"] - 0.5 > 2
+    with pytest.raises(ValueError, match="also give data"):
+        create_task("mlm", text="body")
+
+
+def test_predictions_fill_in_masks(task):
+    processor = task.processor
+    x = processor.encode("the [MASK]og sees the [MASK]og")["x"]
+    logits = torch.zeros(1, len(x), task.vocab_size)
+    logits[0, :, processor.mask_token] = 9  # a mask is never predicted, nor padding
+    logits[0, :, 0] = 9
+    logits[0, 4, processor.tokenizer.encode("d")[0]] = 5
+    logits[0, 17, processor.tokenizer.encode("f")[0]] = 5
+    (prediction,) = processor.decode(logits, {"x": x[None]})
+    assert prediction["text"] == "the dog sees the fog"
+    assert next(iter(prediction["masks"][0])) == "d" and len(prediction["masks"]) == 2
+    with pytest.raises(ValueError, match=r"has no \[MASK\]"):
+        processor.encode("the dog")
+    with pytest.raises(ValueError, match="comes after 64 tokens"):
+        processor.encode("x" * 64 + "[MASK]")
+    shown = task.render(task.example("valid", 0), prediction).to_text()
+    assert "[MASK]" in shown and "→ '" in shown and "predicted: text the dog sees the fog" in shown

@@ -1,0 +1,283 @@
+"""`regard.load`, and `regard predict` for texts, rows and paths."""
+
+import csv
+import io
+import json
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import regard
+from regard.cli import app
+from regard.cli.raw_inputs import read_inputs
+from regard.models import ModuleSpec, build, transformer
+from regard.models.config import RegressionHeadConfig, VectorInput
+from regard.tasks import TASKS, Example, ModelNeeds, Processor, Task
+from regard.tasks.metrics import MeanAbsoluteError
+from regard.tasks.processors import TextProcessor
+from regard.tasks.rendering import RenderedText
+from regard.tasks.tokenizers import ByteTokenizer
+from regard.train import TrainSettings
+from regard.train.inference import TrainedRun
+from regard.train.run import RunSpec, run_training
+
+
+class NumberProcessor(Processor):
+    """Rows with two columns of numbers."""
+
+    columns = ("a", "b")
+
+    def encode(self, raw):
+        return {"x": torch.tensor([[float(raw["a"])], [float(raw["b"])]])}
+
+    def decode(self, output, inputs):
+        return [{"a": round(value, 6), "list": [1, 2]} for value in output[:, 0].tolist()]
+
+    def to_dict(self):
+        return {"columns": list(self.columns)}
+
+
+class SizeProcessor(NumberProcessor):
+    """Files: their first byte and their number of bytes."""
+
+    columns = ()
+    suffixes = (".bin",)
+
+    def encode(self, raw):
+        content = raw.read_bytes()
+        if not content:
+            raise ValueError(f"{raw} is empty.")
+        return {"x": torch.tensor([[float(content[0])], [float(len(content))]])}
+
+
+class Sums(Task):
+    """The sum of two numbers."""
+
+    processor = NumberProcessor()
+    metrics = (MeanAbsoluteError(torch.ones(1)),)
+
+    @property
+    def needs(self):
+        return ModelNeeds(
+            kind="encoder", input=VectorInput(width=1), head=RegressionHeadConfig(), length=2
+        )
+
+    def size(self, split):
+        return 40
+
+    def example(self, split, index):
+        x = torch.tensor(np.random.default_rng([len(split), index]).random((2, 1))).float()
+        return Example({"x": x}, {"labels": x.sum(0)})
+
+    def render(self, example, prediction=None):
+        return RenderedText(str(example))
+
+    @classmethod
+    def load_processor(cls, content):
+        return cls.processor
+
+
+class Sizes(Sums):
+    """The same, of files."""
+
+    processor = SizeProcessor()
+
+
+def run(*arguments, code=0, **more):
+    result = CliRunner().invoke(app, list(map(str, arguments)), env={"COLUMNS": "120"}, **more)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == code, result.output
+    return result
+
+
+def refused(*arguments, code=1, **more):
+    result = run(*arguments, code=code, **more)
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1
+    return result.stderr
+
+
+SETTINGS = TrainSettings(steps=2, batch_size=4, eval_examples=4)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A run for each kind of input."""
+    root = tmp_path_factory.mktemp("runs")
+    TASKS.update(sums=Sums, sizes=Sizes)
+    lines = [f"{'xy'[i % 2] * 5} {i},{'ab'[i % 2]}" for i in range(60)]
+    (root / "rows.csv").write_text("\n".join(["body,topic", *lines]) + "\n")
+    arguments = {"data": str(root / "rows.csv"), "text": "body", "label": "topic", "length": 16}
+    tasks = {
+        "classify": ModuleSpec(name="classify", arguments={**arguments, "tokenizer": "byte"}),
+        "sums": ModuleSpec(name="sums"),
+        "sizes": ModuleSpec(name="sizes"),
+        "lm": ModuleSpec(name="lm", arguments={"length": 16, "tokenizer": "char"}),
+        "parity": ModuleSpec(name="parity", arguments={"length": 8}),
+    }
+    for name, task in tasks.items():
+        spec = RunSpec(task=task, dim=8, heads=2, layers=1, threads=1, settings=SETTINGS)
+        run_training(spec, root / name)
+    yield root
+    del TASKS["sums"], TASKS["sizes"]
+
+
+# ----------------------------------------------------------------------------------------- Python
+def test_load_predict_and_embed(runs):
+    """Fails if predictions depend on the batch, or an embedding is not the mean of the tokens
+    before the head over the mask."""
+    trained = regard.load(runs / "classify", device="cpu")
+    texts = ["xxxxx 7", "yy", "a longer text than the others", ""]
+    whole = trained.predict(texts)
+    assert [each["label"] in "ab" for each in whole] == [True] * 4
+    for one, each in zip(trained.predict(texts, batch_size=1), whole, strict=True):
+        assert one["probability"] == pytest.approx(each["probability"], rel=1e-5)
+    vectors = trained.embed(texts, batch_size=3)
+    assert vectors.shape == (4, 8) and vectors.dtype == torch.float32 and not vectors.requires_grad
+    for text, vector in zip(texts, vectors, strict=True):
+        hidden, _ = trained.model.backbone(trained.processor.encode(text)["x"][None])
+        torch.testing.assert_close(vector, hidden[0].mean(0).detach(), atol=1e-5, rtol=1e-4)
+    logits = trained.model.head(vectors[:, None]).softmax(-1).detach()
+    assert float(logits[0].max()) == pytest.approx(
+        whole[0]["probability"], rel=1e-4
+    )  # mean pooling
+    assert trained.embed([]).shape == (0, 8) and trained.predict([]) == []
+
+
+def test_rows_and_paths_in_python(runs, tmp_path):
+    """Fails if a task of another kind than texts cannot be used."""
+    sums = regard.load(runs / "sums")
+    assert len(sums.predict([{"a": 1, "b": 2}, {"a": 3, "b": 4}], batch_size=1)) == 2
+    assert sums.embed([{"a": 1, "b": 2}]).shape == (1, 8)
+    path = tmp_path / "x.bin"
+    path.write_bytes(b"abc")
+    assert regard.load(runs / "sizes").predict([path])[0]["list"] == [1, 2]
+
+
+def test_embed_takes_the_encoder_of_a_seq2seq(runs):
+    """Fails if the decoder is asked, or padding is part of the mean."""
+
+    class Pairs(TextProcessor):
+        def encode(self, raw):
+            return {"source": super().encode(raw)["x"]}
+
+    model = build(transformer(dim=8, heads=2, layers=1, vocab_size=257, length=16)).eval()
+    processor = Pairs(ByteTokenizer(), 16)
+    trained = regard.load(runs / "classify")
+    trained = TrainedRun(
+        trained.folder, trained.spec, model, processor, torch.device("cpu"), torch.float32
+    )
+    vectors = trained.embed(["abcdef", "ab"])
+    for text, vector in zip(["abcdef", "ab"], vectors, strict=True):
+        tokens = processor.encode(text)["source"][None]
+        want = model.encode(tokens)[0][0].mean(0).detach()
+        torch.testing.assert_close(vector, want, atol=1e-5, rtol=1e-4)
+
+
+def test_what_cannot_be_predicted_is_named(runs):
+    """Fails if a wrong input is a traceback from the inside."""
+    trained = regard.load(runs / "classify")
+    with pytest.raises(TypeError, match=r"not one str: write \[...\] around it"):
+        trained.predict("a text")
+    with pytest.raises(ValueError, match="Input 2: Expected a text, not int"):
+        trained.embed(["a", 3])
+    for method in ("predict", "embed"):
+        with pytest.raises(ValueError, match="its examples are generated"):
+            getattr(regard.load(runs / "parity"), method)(["a"])
+    with pytest.raises(ValueError, match="batch_size"):
+        trained.predict(["a"], batch_size=0)
+    with pytest.raises(AttributeError):
+        trained.model = None
+
+
+# ---------------------------------------------------------------------------------------- command
+def read_csv(text):
+    return list(csv.DictReader(io.StringIO(text)))
+
+
+def test_texts_from_everywhere(runs, tmp_path):
+    """Fails if a source of texts is not read, or their order changes."""
+    (tmp_path / "lines.txt").write_text("one\ntwo\n")
+    (tmp_path / "rows.jsonl").write_text('{"body": "three"}\n{"body": null}\n')
+    words = ("--text", "zero", tmp_path / "lines.txt", tmp_path / "rows.jsonl", "-")
+    shown = run("predict", runs / "classify", *words, "--csv", input="four\n{five\n")
+    rows = read_csv(shown.stdout)
+    assert [row["text"] for row in rows] == ["zero", "one", "two", "three", "", "four", "{five"]
+    assert list(rows[0]) == ["text", "label", "probability"]
+    assert shown.stderr == (
+        "note: 1 of 7 texts are empty; the model saw a single token that stands for no text.\n"
+    )
+    shown = run("predict", runs / "classify", "-", "--column", "body", input='{"body": "a"}\n')
+    assert shown.stdout.split()[0] in "ab" and shown.stdout.rstrip().endswith("  a")
+    shown = run("predict", runs / "classify", "-", "--column", "x", "--json", input="x,y\nq,r\n")
+    (found,) = json.loads(shown.stdout)
+    assert found["text"] == "q" and found["probabilities"].keys() == {"a", "b"}
+
+
+def test_rows_from_everywhere(runs, tmp_path):
+    """Fails if rows need other columns than the task, or an input hides a prediction."""
+    path = tmp_path / "rows.csv"
+    path.write_text("b,more,a\n2,x,1\n4,y,3\n")
+    words = ("predict", runs / "sums")
+    (first, second) = json.loads(run(*words, path, "--json").stdout)
+    assert first["row"] == {"a": "1", "b": "2"} and first["list"] == [1, 2]
+    shown = read_csv(run(*words, "--data", path, "--csv").stdout)
+    assert [(row["a"], row["b"]) for row in shown] == [("1", "2"), ("3", "4")]
+    assert float(shown[1]["predicted_a"]) == second["a"] and shown[0]["list"] == "[1, 2]"
+    for text in ('{"a": 1, "b": 2}\n\n', "a,b\n1,2\n"):
+        (found,) = json.loads(run(*words, "-", "--json", input=text).stdout)
+        assert found["a"] == first["a"]
+    assert "a=1, b=2" in run(*words, path).stdout
+    assert "has no column 'b'" in refused(*words, "-", input="a\n1\n")
+    assert "line 2 of standard input has another number" in refused(*words, "-", input="a,b\n1\n")
+    assert "line 2 of standard input is not valid JSON" in refused(
+        *words, "-", input='{"a":1,"b":2}\n{'
+    )
+    assert "Input 2: could not convert" in refused(*words, "-", input="a,b\n1,2\n1,x\n")
+    assert "this task reads rows with the columns a, b" in refused(*words, "--text", "x")
+    assert "this task reads rows" in refused(*words, path, "--column", "a")
+
+
+def test_folders_of_files(runs, tmp_path):
+    """Fails if a file is left out, another kind is read, or paths on standard input are not."""
+    for name, content in (("b.bin", b"b"), ("sub/a.BIN", b"aa"), ("c.txt", b"c")):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(content)
+    words = ("predict", runs / "sizes")
+    found = json.loads(run(*words, "--data", tmp_path, "--json").stdout)
+    assert [each["path"] for each in found] == [
+        str(tmp_path / name) for name in ("b.bin", "sub/a.BIN")
+    ]
+    shown = run(*words, "-", "--csv", input=f"{tmp_path / 'b.bin'}\n")
+    assert read_csv(shown.stdout)[0]["path"] == str(tmp_path / "b.bin")
+    (tmp_path / "empty").mkdir()
+    assert "no file in" in refused(*words, tmp_path / "empty")
+    assert "did you mean 'b.bin'" in refused(*words, tmp_path / "bb.bin")
+    (tmp_path / "e.bin").touch()
+    assert "Input 1: " in refused(*words, tmp_path / "e.bin")
+
+
+def test_what_predict_refuses(runs):
+    """Fails if a language model or a generated task answers, or an option is ignored."""
+    said = refused("predict", runs / "lm", "--text", "x")
+    assert f"regard generate {runs / 'lm'}" in said
+    assert "its examples are generated" in refused("predict", runs / "parity", "--text", "x")
+    assert "Give inputs: --text, --data, files, or -" in refused("predict", runs / "classify")
+    assert "give one of them" in refused(
+        "predict", runs / "classify", "--text", "x", "--json", "--csv"
+    )
+    assert "did you mean 'body'" in refused(
+        "predict", runs / "classify", runs / "rows.csv", "--column", "bdy"
+    )
+
+
+def test_read_inputs_reads_as_it_goes(tmp_path):
+    """Fails if a large file is read before the first prediction."""
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"text": "a"}\nbroken\n')
+    inputs = read_inputs(TextProcessor(ByteTokenizer(), 4), sources=[str(path)])
+    assert next(inputs) == "a"
+    with pytest.raises(ValueError, match="line 2"):
+        next(inputs)
