@@ -82,10 +82,10 @@ def main() -> None:
     small, large = create_task("listops", length=40), create_task("listops", length=LENGTH)
     examples = [large.example("train", index) for index in range(COUNT)]
     sizes, labels = (
-        [len(example.tokens) for example in examples],
-        [int(example.target) for example in examples],
+        [len(example.inputs["x"]) for example in examples],
+        [int(example.targets["labels"]) for example in examples],
     )
-    trees = [tree(example.tokens.tolist()) for example in examples]
+    trees = [tree(example.inputs["x"].tolist()) for example in examples]
     depths, counts = (
         [depth(each) for each in trees],
         [count for each in trees for count in arguments(each)],
@@ -105,8 +105,8 @@ def main() -> None:
     top, below = figure.subfigures(2, 1, height_ratios=(1, 1.1))
     first = small.example("train", 0)
     axis = top.subplots()
-    draw(axis, tree(first.tokens.tolist()), 0, 0)
-    axis.set_title(f"{small.show(first)}", fontsize=9)
+    draw(axis, tree(first.inputs["x"].tolist()), 0, 0)
+    axis.set_title(small.render(first).to_text(), fontsize=9)
     axis.set_axis_off()
     lengths, levels, lists, classes = below.subplots(1, 4)
     lengths.hist(sizes, bins=range(500, LENGTH + 1, 125), color=BLUE)

@@ -22,9 +22,10 @@ def main() -> None:
         task = create_task("pathfinder", contour=contour)
         examples = [task.example("train", index) for index in range(40)]
         for label in (0, 1):
-            shown = [example for example in examples if int(example.target) == label][:EACH]
+            shown = [each for each in examples if int(each.targets["labels"]) == label][:EACH]
             for axis, example in zip(row[label * EACH :], shown, strict=False):
-                axis.imshow(tokens_to_image(example.tokens.numpy()), cmap="gray", vmin=0, vmax=255)
+                pixels = tokens_to_image(example.inputs["x"].numpy())
+                axis.imshow(pixels, cmap="gray", vmin=0, vmax=255)
                 axis.set_title(f"contour={contour}, class {label}", fontsize=9)
                 axis.set_axis_off()
     figure.savefig(PATH, dpi=80)
