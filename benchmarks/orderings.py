@@ -153,7 +153,7 @@ def train_case(case: Case, seed: int) -> dict[str, float]:
     settings = TrainSettings(**case.settings, seed=seed, eval_every=steps)
     Trainer(model, task, settings).run()
     return {
-        column: Trainer(model, build_task(spec), settings).score("test")
+        column: Trainer(model, build_task(spec), settings).evaluate("test").value
         for column, spec in case.tests.items()
     }
 
