@@ -1,8 +1,8 @@
 """Executors: real submitit jobs, real Ray tasks, and the folder they communicate through."""
 
+import os
+import signal
 import sys
-import threading
-import time
 
 import pytest
 from typer.testing import CliRunner
@@ -13,7 +13,7 @@ from regard.compare.executors import LocalExecutor, SlurmExecutor, create_execut
 from regard.compare.ledger import DONE, FAILED, INTERRUPTED
 from regard.models import module_spec
 from regard.train.lock import lock_folder
-from regard.train.run import RESULT_FILE, run_training
+from regard.train.run import RESULT_FILE, read_result, run_training
 from regard.train.settings import TrainSettings
 
 TINY = TrainSettings(steps=3, batch_size=4, eval_every=3, eval_examples=8, save_every=3)
@@ -147,19 +147,53 @@ def test_two_processes_do_not_train_in_one_folder(tmp_path):
     assert result.exit_code == 0 and not folder.exists()
 
 
-def test_a_killed_process_has_a_reason(tmp_path):
-    """Fails if a process killed by the system, for example out of memory, leaves no reason."""
+@pytest.mark.parametrize("victim", ["process", "fork", "server"])
+def test_a_killed_process_has_a_reason(tmp_path, victim):
+    """Fails if a process killed by the system, for example out of memory, leaves no reason, or if
+    no further run can be started."""
     (run,) = planned(settings=ENDLESS)
+    (other,) = planned()
+    executor = LocalExecutor(tmp_path, 1)
+    if victim == "process":
+        executor.forks = False
+    elif not executor.forks:
+        pytest.skip("runs are forked on Linux without an accelerator only")
 
-    class KillingExecutor(LocalExecutor):
-        def start(self, folder, seconds):
-            handle = super().start(folder, seconds)
-            threading.Thread(target=lambda: (time.sleep(0.5), handle.process.kill())).start()
-            return handle
+    def kill(_, fraction):
+        if not fraction:  # before its first step
+            return
+        (active,) = executor.server.pids.values() if executor.forks else [handles[0].process.pid]
+        os.kill(executor.server.process.pid if victim == "server" else active, signal.SIGKILL)
 
-    schedule = Schedule(tmp_path, executor=KillingExecutor(tmp_path, 1))
+    handles = []
+    start = executor.start
+    executor.start = lambda *arguments: handles.append(start(*arguments)) or handles[-1]
+    schedule = Schedule(tmp_path, executor=executor, on_progress=kill)
     schedule.run([run])
-    assert "SIGKILL (possibly out of memory)" in schedule.ledger.entries()[0].reason
+    reason = schedule.ledger.entries()[0].reason
+    expected = "ended" if victim == "server" else "SIGKILL (possibly out of memory)"
+    assert expected in reason, reason
+    schedule.on_progress = lambda *_: None
+    schedule.run([other])
+    assert schedule.ledger.entries()[1].status == DONE
+    schedule.close()
+
+
+def test_a_fork_learns_what_a_process_learns(tmp_path):
+    """Fails if a run depends on how its process was started, or reads the data of another."""
+    runs = planned("linear")
+    curves = []
+    for forks in (True, False):
+        executor = LocalExecutor(tmp_path, 2)
+        executor.forks = forks and executor.forks
+        schedule = Schedule(tmp_path / str(forks), executor=executor, jobs=2)
+        schedule.run(runs)
+        schedule.close()
+        results = [read_result(tmp_path / str(forks) / "runs" / run.key) for run in runs]
+        curves.append(
+            [(each["curve"][-1]["loss"], each["test"], each["steps"]) for each in results]
+        )
+    assert curves[0] == curves[1]
 
 
 def test_the_executor_option_is_used(tmp_path, monkeypatch):

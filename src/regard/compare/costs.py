@@ -108,23 +108,33 @@ def read_costs(folder: Path) -> MeasuredCosts | None:
         return None
 
 
+def read_request(folder: Path) -> CostRequest:
+    """Return what is to be measured in a folder."""
+    content = (folder / REQUEST_FILE).read_bytes()
+    return CostRequest.model_validate_json(content, strict=False)
+
+
 def measure_costs(
-    folder: Path, start_time: float, check: Callable[[], None] = lambda: None
+    folder: Path,
+    start_time: float,
+    check: Callable[[], None] = lambda: None,
+    *,
+    task: Task | None = None,
 ) -> MeasuredCosts:
     """Measure the candidates of request.json and write costs.json.
 
     Args:
         start_time: `time.time()` when the process was started.
         check: Called between the parts; it may raise to end the measurement.
+        task: Their task, if it has been created.
     """
-    content = (folder / REQUEST_FILE).read_bytes()
-    request = CostRequest.model_validate_json(content, strict=False)
+    request = read_request(folder)
     specs = request.specs
     first = next(iter(specs.values()))
     if first.threads is not None:
         torch.set_num_threads(first.threads)
     load_plugins(plugin.path for plugin in first.plugins)
-    task = build_task(first)
+    task = build_task(first) if task is None else task
     start_seconds = time.time() - start_time
     trainers: dict[str, Trainer] = {}
     times: dict[str, CandidateTimes] = {label: CandidateTimes() for label in specs}

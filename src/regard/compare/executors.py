@@ -1,7 +1,7 @@
 """Executors of `regard compare`: local processes, SLURM jobs (submitit) or Ray tasks.
 
-Every executor starts the same process, `python -m regard.compare.worker FOLDER START`. The run
-writes its log, progress and result to FOLDER, and only these files are read: nothing is unpickled.
+Every executor calls `regard.compare.worker` in a process for each run. The run writes its log,
+progress and result to its folder, and only these files are read: nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from regard.compare.fork_server import ForkServer
 from regard.errors import check_int, check_positive, did_you_mean
 from regard.models import ModuleSpec
 
@@ -66,15 +69,17 @@ class Executor(ABC):
 
 # Opens the log and takes the start time before torch is imported: importing it counts too.
 LAUNCHER = """
-import os, runpy, sys, time
+import os, sys, time
 folder, log, threads = sys.argv[1:]
+start_time = time.time()
 os.environ["OMP_NUM_THREADS"] = threads
 FLAGS = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | getattr(os, "O_NOFOLLOW", 0)
 file = os.open(os.path.join(folder, log), FLAGS, 0o666)
 os.dup2(file, 1)
 os.dup2(file, 2)
-sys.argv = ["worker", folder, str(time.time())]
-runpy.run_module("regard.compare.worker", run_name="__main__")
+from pathlib import Path
+from regard.compare.worker import run_worker
+sys.exit(run_worker(Path(folder), start_time))
 """
 
 
@@ -86,48 +91,100 @@ def worker_command(folder: Path, threads: int) -> list[str]:
 class LocalExecutor(Executor):
     """Runs processes on this machine, which share its cores.
 
-    Threads that wait do not spin: they would take the cores from the run beside them.
+    Threads that wait do not spin: they would take the cores from the run beside them. On Linux the
+    processes are forks of one that has imported PyTorch and read the data (`ForkServer`); not on
+    machines with an accelerator, whose driver may be in use by then.
     """
 
     has_queue = False
 
     def __init__(self, root: Path, jobs: int) -> None:
         self.threads = max(1, (os.cpu_count() or 1) // jobs)
+        self.forks = sys.platform == "linux" and not torch.accelerator.is_available()
+        self.server: ForkServer | None = None
 
     def start(self, folder: Path, seconds: float | None) -> RunHandle:
-        command = worker_command(folder, self.threads)
-        # Ctrl-C is for the parent alone, which asks its runs to stop
-        flags = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0)  # Windows
+        environment = {**os.environ, **PASSIVE_WAITING, "OMP_NUM_THREADS": str(self.threads)}
+        if self.forks:
+            if self.server is None or not self.server.is_alive():
+                self.server = ForkServer(environment)
+            self.server.start(folder)
+            return ForkHandle(self.server, folder)
         process = subprocess.Popen(
-            command,
+            worker_command(folder, self.threads),
+            # Ctrl-C is for the parent alone, which asks its runs to stop
             start_new_session=True,
-            creationflags=flags,
-            env={**os.environ, **PASSIVE_WAITING},
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # Windows
+            env=environment,
         )
         return ProcessHandle(process)
 
+    def close(self) -> None:
+        if self.server is not None:
+            self.server.close()
+            self.server = None
 
-class ProcessHandle(RunHandle):
-    """A local process."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self.process, self.killed_by_us = process, False
+class LocalHandle(RunHandle):
+    """A process on this machine."""
+
+    killed_by_us = False
+
+    @abstractmethod
+    def exit_code(self) -> int | None:
+        """Its exit code, -n for signal n, or None while it runs."""
 
     def is_done(self) -> bool:
-        return self.process.poll() is not None
+        return self.exit_code() is not None
+
+    def failure_reason(self) -> str:
+        code = self.exit_code()
+        if self.killed_by_us or code is None or code >= 0:
+            return ""
+        name = signal.Signals(-code).name
+        hint = " (possibly out of memory)" if name == "SIGKILL" else ""
+        return f"killed by {name}{hint}"
+
+
+class ProcessHandle(LocalHandle):
+    """A process that this one has started."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self.process = process
+
+    def exit_code(self) -> int | None:
+        return self.process.poll()
 
     def kill(self) -> None:
         self.killed_by_us = True
         self.process.kill()
         self.process.wait()
 
+
+class ForkHandle(LocalHandle):
+    """A process that a `ForkServer` has started."""
+
+    def __init__(self, server: ForkServer, folder: Path) -> None:
+        self.server, self.name = server, str(folder.absolute())
+
+    def exit_code(self) -> int | None:
+        alive = self.server.is_alive()
+        self.server.update()
+        code = self.server.exit_codes.get(self.name)
+        return 1 if code is None and not alive else code
+
+    def kill(self) -> None:
+        self.killed_by_us = True
+        self.server.update()
+        if self.name not in self.server.pids:
+            self.server.process.kill()  # it still reads the data for this run
+            self.server.process.wait()
+        elif self.name not in self.server.exit_codes:
+            os.kill(self.server.pids[self.name], signal.SIGKILL)
+
     def failure_reason(self) -> str:
-        code = self.process.returncode
-        if self.killed_by_us or code >= 0:
-            return ""
-        name = signal.Signals(-code).name
-        hint = " (possibly out of memory)" if name == "SIGKILL" else ""
-        return f"killed by {name}{hint}"
+        ended = self.name not in self.server.exit_codes and not self.server.is_alive()
+        return self.server.failure_reason() if ended else super().failure_reason()
 
 
 class SlurmExecutor(Executor):

@@ -1,8 +1,7 @@
-"""One run, or one measurement of costs, in its own process:
-`python -m regard.compare.worker FOLDER START`.
+"""One run, or one measurement of costs, in its own process.
 
-FOLDER has a spec.json, or a request.json for a measurement; START is the time of the command in
-seconds since 1970. The process measures its own peak memory, and a crash affects no other run.
+The folder has a spec.json, or a request.json for a measurement. The process measures its own peak
+memory, and a crash affects no other run.
 """
 
 from __future__ import annotations
@@ -12,17 +11,24 @@ import signal
 import sys
 from pathlib import Path
 
-from regard.compare.costs import REQUEST_FILE, measure_costs
+from regard.compare.costs import REQUEST_FILE, measure_costs, read_request
 from regard.compare.executors import STOP_FILE
 from regard.compare.ledger import INTERRUPTED
+from regard.compare.plan import cached_task
 from regard.plugins import load_plugins
+from regard.tasks import TASKS, Task
 from regard.train.run import read_spec, run_training
 from regard.train.trainer import Diverged, Interrupted, TrainProgress
 
 
-def main() -> int:
-    """Train the run of the folder, or measure; the exit code is 1 if it fails."""
-    folder, parent = Path(sys.argv[1]), os.getppid()
+def run_worker(folder: Path, start_time: float, task: Task | None = None) -> int:
+    """Train the run of the folder, or measure; the exit code is 1 if it fails.
+
+    Args:
+        start_time: `time.time()` when the process was started.
+        task: The task of the run, if it has been created.
+    """
+    parent = os.getppid()
 
     def is_stopped() -> bool:
         # a parent that was killed waits for no result
@@ -38,11 +44,11 @@ def main() -> int:
 
     try:
         if (folder / REQUEST_FILE).exists():
-            measure_costs(folder, float(sys.argv[2]), end_if_asked)
+            measure_costs(folder, start_time, end_if_asked, task=task)
             return 0
         spec = read_spec(folder)
         load_plugins(plugin.path for plugin in spec.plugins)
-        run_training(spec, folder, stop_if_asked, start_time=float(sys.argv[2]))
+        run_training(spec, folder, stop_if_asked, start_time=start_time, task=task)
     except Interrupted as stop:
         print(f"{INTERRUPTED}: {stop}", file=sys.stderr)
         return 1
@@ -52,5 +58,20 @@ def main() -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def prepare_task(folder: Path) -> Task | None:
+    """The task of the run in a folder, to share it between forks.
+
+    None if it comes from a plugin or another package, which may not expect to be forked, or if it
+    cannot be created: then the run itself says why.
+    """
+    try:
+        if (folder / REQUEST_FILE).exists():
+            spec = next(iter(read_request(folder).specs.values()))
+        else:
+            spec = read_spec(folder)
+        kind = TASKS.get(spec.task.name)
+        if spec.plugins or kind is None or not kind.__module__.startswith("regard."):
+            return None
+        return cached_task(spec.task)
+    except Exception:
+        return None

@@ -214,6 +214,7 @@ def run_training(
     on_warning: Callable[[str], None] = warnings.warn,
     restart: bool = False,
     extend: bool = False,
+    task: Task | None = None,
 ) -> dict[str, Any]:
     """Train, or resume the run in a folder; write the model and the result, and return the result.
 
@@ -227,6 +228,7 @@ def run_training(
         restart: Start at step 0 if the run has checkpoints, but none can be read.
         extend: Continue a finished run: its result is deleted once its data is read and its folder
             locked.
+        task: The task of the run, if it has been created.
     """
     folder = Path(folder)
     check_run_folder(folder)
@@ -238,7 +240,7 @@ def run_training(
         torch.set_num_threads(spec.threads)
     with init_distributed(device=spec.settings.device), ExitStack() as stack:
         group = WorkerGroup(spec.settings.device)
-        task = build_task(spec)
+        task = build_task(spec) if task is None else task
         if group.is_main:
             for note in task.notes():
                 on_warning(note)
