@@ -30,7 +30,7 @@ from regard.compare.halving import (
 )
 from regard.compare.ledger import Ledger
 from regard.compare.load import Load, merge_loads
-from regard.compare.plan import PARTS
+from regard.compare.plan import PARTS, SHORTLIST, fit_tasks
 from regard.compare.record import read_record
 from regard.models import module_spec
 from regard.train.settings import UNLIMITED_STEPS, TrainSettings
@@ -250,6 +250,19 @@ def test_options_become_candidates_and_rates():
     )
     assert len(parse_rates(None, search=True)) == 4 and len(parse_rates(None, search=False)) == 1
     assert parse_rates("1e-3, 3e-3", search=False) == [1e-3, 3e-3]
+
+
+def test_the_shortlist_fits_the_task():
+    """Fails if a window of the shortlist sees the whole sequence, or one that a user names is
+    changed."""
+    plan = ComparisonPlan(
+        tasks=[module_spec("parity")], mixers=list(SHORTLIST), is_shortlist=True, lengths=(64, 2048)
+    )
+    short, long = fit_tasks(plan)
+    assert "local(window=8)" in short.specs and "local" in long.specs
+    assert not short.refused and len(short.specs) < len(SHORTLIST) + 1
+    (named,) = fit_tasks(plan.model_copy(update={"is_shortlist": False, "lengths": (64,)}))
+    assert "local" in named.specs and named.refused
 
 
 def test_a_config_gives_the_rest_of_the_model(tmp_path):

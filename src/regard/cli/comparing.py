@@ -211,7 +211,7 @@ def compare(
             tasks=[add_data_arguments(task, data, columns) for task in parse_specs(tasks)],
             vary=part,
             mixers=values,
-            drop_unfit=not mixers and part == "mixer",
+            is_shortlist=not mixers and part == "mixer",
             lengths=parse_ints(lengths),
             seeds=seeds,
             rates=tuple(rates),

@@ -26,6 +26,7 @@ PADDING_SAMPLE = 64  # training examples checked for different lengths
 DENSE_MIXER = ModuleSpec(name="vanilla")  # dense softmax attention, part of every comparison
 Preference = Literal["score", "speed", "memory", "latency"]
 PARTS = ("mixer", "position", "norm", "ffn", "residual", "stack")  # what can vary
+SHORT_LENGTH = 1024  # tokens, from which the default window of `local` is an eighth or less
 NONE = "none"  # the name of no feed-forward layer
 WARMUP_SHARE = 0.1  # of the steps of a run, at most, for the warmup
 
@@ -44,7 +45,8 @@ class ComparisonPlan(StrictModel):
         tasks: Tasks to train on.
         mixers: Candidates: mixers, or values of the part that varies. The reference is added if it
             is missing: dense softmax, or the model's own value of the part.
-        drop_unfit: Leave out candidates that do not fit a task, instead of a row with the reason.
+        is_shortlist: The mixers are a general choice: those that do not fit a task are left out,
+            instead of a row with the reason, and a window is narrower than the task's length.
         vary: The part of the model that varies, one of `PARTS`.
         lengths: Sequence lengths of the tasks. Empty: each task's default length.
         seeds: Number of runs per candidate in the last rung, which differ only in the seed.
@@ -63,7 +65,7 @@ class ComparisonPlan(StrictModel):
 
     tasks: list[ModuleSpec]
     mixers: list[ModuleSpec]
-    drop_unfit: bool = False
+    is_shortlist: bool = False
     vary: Literal["mixer", "position", "norm", "ffn", "residual", "stack"] = "mixer"
     lengths: tuple[Annotated[int, Field(ge=1)], ...] = ()
     seeds: Annotated[int, Field(ge=1, le=100)] = 1
@@ -236,15 +238,26 @@ def fit_tasks(plan: ComparisonPlan) -> list[FittedTask]:
 
 def _fit_task(plan: ComparisonPlan, task: ModuleSpec) -> FittedTask:
     length = cached_task(task).length
-    candidates = {spec_label(each): each for each in plan.candidates}
+    chosen = plan.candidates
+    if plan.is_shortlist:
+        chosen = [narrow_window(each, length) for each in chosen]
+    candidates = {spec_label(each): each for each in chosen}
     specs, refused = {}, []
-    fits = _fit_candidates(plan, task, plan.candidates)
+    fits = _fit_candidates(plan, task, chosen)
     for (label, each), (ffn_width, refusal) in zip(candidates.items(), fits, strict=True):
         if not refusal:
             specs[label] = _run_spec(plan, task, each, 0, ffn_width)
-        elif not plan.drop_unfit or each == plan.reference:
+        elif not plan.is_shortlist or each == plan.reference:
             refused.append(PlannedRun(each, task, length, 0, None, refusal))
     return FittedTask(task, length, candidates, specs, refused)
+
+
+def narrow_window(mixer: ModuleSpec, length: int) -> ModuleSpec:
+    """Return `local` with a window of an eighth of a short sequence: at its default it would see
+    the whole sequence, as dense softmax does."""
+    if mixer != ModuleSpec(name="local") or length >= SHORT_LENGTH:
+        return mixer
+    return ModuleSpec(name="local", arguments={"window": max(1, length // 8)})
 
 
 def plan_runs(plan: ComparisonPlan) -> list[PlannedRun]:
