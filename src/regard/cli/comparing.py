@@ -459,8 +459,8 @@ def comparison_table(rows: list[ResultRow], verdict: Verdict | None) -> Table:
         table.add_column(
             header[i],
             justify="left" if is_text else "right",
-            no_wrap=header[i] != "note",
-            min_width=11 if header[i] == "note" else None,
+            no_wrap=not is_text,  # numbers are not cut: texts are wrapped instead
+            min_width=11 if is_text else None,
             overflow="fold",
         )
     for row, line in zip(ranked, lines, strict=True):
