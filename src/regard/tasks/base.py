@@ -193,6 +193,12 @@ class Task(ABC):
                 total += (source or self.needs.input).count_tokens(x)
         return total
 
+    def lengths_of(self, split: str) -> np.ndarray | None:
+        """Number of tokens of each example, (size), or of each of its k sequences, (size, k), to
+        train on batches of similar lengths; None: not known without reading all examples.
+        """
+        return None
+
     # ----------------------------------------------------------------------------- evaluation
     def classes_of(self, split: str) -> np.ndarray | None:
         """The class of each example, (size), to sample all classes alike; None: there are none, or

@@ -307,6 +307,10 @@ class Translation(Task):
             self.metrics = (*self.metrics, *generated)
         self.units, self.truncated = units, 0
         self.pairs = {split: self._encode_split(split) for split in SPLITS}
+        self.lengths = {
+            split: np.stack((np.diff(each.source_ends), np.diff(each.target_ends)), 1)
+            for split, each in self.pairs.items()
+        }
 
     def _encode_split(self, split: str) -> EncodedPairs:
         """The tokens of a split."""
@@ -354,6 +358,10 @@ class Translation(Task):
         return Example(
             {"source": to_int64(source), "target": to_int64(read)}, {LABELS: to_int64(write)}
         )
+
+    def lengths_of(self, split: str) -> np.ndarray:
+        """See `Task`: of the source and of the target."""
+        return self.lengths[split]
 
     def baselines(self) -> dict[str, Baseline]:
         """See `Task`: the frequencies of target tokens, and n-grams of the targets, which do not
