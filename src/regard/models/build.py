@@ -11,6 +11,7 @@ from typing import Any
 
 from regard import registry
 from regard.block import Block, Layer
+from regard.cells import BahdanauDecoder, BiEncoder, DeepOutput, FixedContextDecoder
 from regard.deep_init import deepnorm_init
 from regard.errors import Unsupported
 from regard.ffn import FEED_FORWARDS, FeedForward
@@ -24,7 +25,16 @@ from regard.models.components import (
     residual_factory,
 )
 from regard.models.embeddings import EmbeddingContext, InputEmbedding, TokenEmbedding
-from regard.models.model import Backbone, Decoder, DualEncoder, Encoder, Model, Seq2Seq
+from regard.models.model import (
+    Backbone,
+    Decoder,
+    DualEncoder,
+    Encoder,
+    EncoderDecoder,
+    Model,
+    Seq2Seq,
+)
+from regard.models.recurrent import RNNSeq2Seq
 from regard.models.stacks import STACKS, StackBuilder, mixers_stack
 from regard.norm import NORMS, Norm
 from regard.residual import DeepNormScales, Residual, deepnorm_scales, deepnorm_seq2seq_scales
@@ -63,13 +73,34 @@ def build_dual_encoder(config: c.ModelConfig) -> DualEncoder:
     return DualEncoder(backbone, head)
 
 
-def build_seq2seq(config: c.ModelConfig) -> Seq2Seq:
-    """Build a `Seq2Seq`. Encoder and decoder share one embedding, unless the target has its own."""
+def build_seq2seq(config: c.ModelConfig) -> EncoderDecoder:
+    """Build a `Seq2Seq`, or with `rnn` a `RNNSeq2Seq`. Encoder and decoder share
+    one embedding, unless the target has its own."""
+    if config.rnn is not None:
+        return build_rnn(config, config.rnn)
     source = build_embedding(config, config.input)
     target = source if config.target is None else build_embedding(config, config.target)
     encoder = Backbone(source, *build_stack(config, "encoder"))
     decoder = Backbone(target, *build_stack(config, "decoder"))
     return Seq2Seq(encoder, decoder, build_head(config, decoder))
+
+
+def build_rnn(config: c.ModelConfig, rnn: c.RNNConfig) -> RNNSeq2Seq:
+    """Build a `RNNSeq2Seq`; all widths are `dim`, and that of an annotation is twice as large."""
+    head, tokens, dim = config.head, config.tokens, config.dim
+    assert isinstance(head, c.LMHeadConfig)  # checked by the configuration, as the next
+    assert tokens is not None
+    plain = config.replace(rnn=None, position=c.ModuleSpec(name="none"))
+    source = build_embedding(plain, config.input)
+    target = source if config.target is None else build_embedding(plain, config.target)
+    decoder = (BahdanauDecoder if rnn.attention else FixedContextDecoder)(dim, dim, 2 * dim)
+    output = DeepOutput(dim, dim, 2 * dim, tokens.vocab_size, width=dim)
+    if head.tie_weights:
+        assert isinstance(target, TokenEmbedding)
+        if target.tokens.weight.shape != output.out.weight.shape:
+            raise ValueError("tie_weights needs embeddings of the model's width: embedding_dim")
+        output.out.weight = target.tokens.weight
+    return RNNSeq2Seq(source, target, BiEncoder(dim, dim), decoder, output, dropout=config.dropout)
 
 
 MODELS: dict[str, Callable[[c.ModelConfig], Model]] = {

@@ -238,6 +238,11 @@ class Task(ABC):
         name = "label" if batch.targets[LABELS].dim() == 1 else "labels"
         return [{name: each} for each in chosen]
 
+    def predict_in_training(self, model: Model, batch: Batch) -> list[Prediction]:
+        """Predictions for the evaluations while a model trains: by default those of `predict`; a
+        task that searches may search less."""
+        return self.predict(model, batch)
+
     def baselines(self) -> Mapping[str, Baseline]:
         """Models without a network that a user would take instead, by name.
 

@@ -39,7 +39,7 @@ class TrainSettings(BaseModel):
         batch_size: Examples per step, over all processes.
         accumulation_steps: Number of parts a batch is split into to save memory (gradient
             accumulation).
-        group_by_length: Put examples of similar lengths into one batch, so that little is padded, if
+        group_by_length: Put examples of similar lengths into one batch, to pad little, if
             the task knows the lengths (`Task.lengths_of`).
         label_smoothing: Share of the target probability that is spread over all classes in the
             training loss (Szegedy et al. 2016, arXiv 1512.00567); 0: none. For classes only.

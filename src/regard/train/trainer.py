@@ -344,6 +344,7 @@ class Trainer:
                 device=self.device,
                 group=group,
                 is_late=is_late,
+                in_training=not kept,
             )
 
     def kept_weights(self) -> AbstractContextManager[None]:
