@@ -128,7 +128,7 @@ def test_files_with_aligned_lines(tmp_path):
     with pytest.raises(ValueError, match=r"val.de has more lines than \S+val.en, which has 1"):
         make(tmp_path)
     (tmp_path / "val.en").unlink()
-    with pytest.raises(ValueError, match="has val.de but no val.en"):
+    with pytest.raises(ValueError, match=r"has val.de but no val.en"):
         make(tmp_path)
 
 

@@ -166,8 +166,12 @@ class BahdanauDecoder(nn.Module):
             weights.append(attention)
             new = self.unit.step(projected[:, i], s, context, gates=gates)
             s = new if word_mask is None else torch.where(word_mask[:, i, None], new, s)
-        parts = (torch.stack(each, 1) for each in (before, contexts, weights))
-        return DecoderRun(*parts, DecoderState(s, keys))
+        return DecoderRun(
+            torch.stack(before, 1),
+            torch.stack(contexts, 1),
+            torch.stack(weights, 1),
+            DecoderState(s, keys),
+        )
 
 
 class FixedContextDecoder(nn.Module):

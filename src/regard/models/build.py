@@ -125,7 +125,7 @@ def build_stack(config: c.ModelConfig, role: str) -> tuple[Layer, Norm | None]:
     shared: dict[str, Mixer] = {}
 
     def build_block(index: int, count: int) -> Block:
-        with name_layer(index, role):
+        with name_layer(config, index, role):
             mixer, cross, ffn = build_layer_modules(config, role, index, count, shared)
             return Block(mixer, ffn, cross=cross, residual=residual, dropout=config.dropout)
 
@@ -135,7 +135,7 @@ def build_stack(config: c.ModelConfig, role: str) -> tuple[Layer, Norm | None]:
             raise ValueError(
                 f"a {side.stack.name} stack has its own pre-norm residuals: residual must be 'pre'"
             )
-        with name_layer(index, role):
+        with name_layer(config, index, role):
             mixer, cross, ffn = build_layer_modules(config, role, index, count, shared)
             return build_sublayers(mixer, ffn, cross=cross, norm=norm, dropout=config.dropout)
 
@@ -221,12 +221,19 @@ def build_layer_modules(
 
 
 @contextmanager
-def name_layer(index: int, role: str) -> Iterator[None]:
-    """Prefix `Unsupported` errors with the layer."""
+def name_layer(config: c.ModelConfig, index: int, role: str) -> Iterator[None]:
+    """Prefix `Unsupported` errors with the layer; say how a mixer that is not causal can be used in
+    the encoder alone."""
     try:
         yield
     except Unsupported as error:
-        raise Unsupported(f"layer {index} of the {role}: {error}") from None
+        hint = ""
+        if config.kind == "seq2seq" and role == "decoder" and config.encoder is None:
+            hint = (
+                " To use it in the encoder alone, set encoder (for regard train: --encoder-mixer) "
+                "and leave the mixer of the decoder causal."
+            )
+        raise Unsupported(f"layer {index} of the {role}: {error}{hint}") from None
 
 
 def build_mixer(

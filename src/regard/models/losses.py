@@ -47,7 +47,7 @@ def cross_entropy_loss(
     labels = targets.flatten().long()
     if rows.numel() > CHUNK_ELEMENTS and _is_eager_cpu(rows):
         counted_rows = labels != ignore_index
-        total = ChunkedCrossEntropy.apply(
+        total = ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]
             rows, labels.masked_fill(~counted_rows, 0), counted_rows, label_smoothing
         )
     else:
@@ -67,7 +67,7 @@ def _is_eager_cpu(x: Tensor) -> bool:
         type(x) is Tensor
         and x.device.type == "cpu"
         and not torch.compiler.is_compiling()
-        and not torch.jit.is_tracing()
+        and not torch._C._get_tracing_state()
         and not torch._C._are_functorch_transforms_active()
     )
 
@@ -99,7 +99,7 @@ class ChunkedCrossEntropy(torch.autograd.Function):
         return (log_sum - torch.cat(expected)).masked_fill(~counted, 0).sum()
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         """(softmax(x) - (1 - ε) onehot(target) - ε / c) · gradient, and 0 for other rows."""
         logits, targets, counted, log_sum = ctx.saved_tensors

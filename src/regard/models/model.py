@@ -240,6 +240,8 @@ class EncoderDecoder(Model):
     which depends on the source and on the target tokens up to it.
     """
 
+    decoder: nn.Module
+
     @abstractmethod
     def encode(self, source: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
         """Encode the source: the context (b, m, d) and its mask (b, m)."""
@@ -313,6 +315,8 @@ class EncoderDecoder(Model):
 
 class Seq2Seq(EncoderDecoder):
     """Encoder and causal decoder with cross-attention (Vaswani et al. 2017, arXiv 1706.03762)."""
+
+    decoder: Backbone
 
     def __init__(self, encoder: Backbone, decoder: Backbone, head: ModelHead | None = None) -> None:
         super().__init__()

@@ -29,6 +29,8 @@ class RNNSeq2Seq(EncoderDecoder):
         dropout: Dropout of the annotations, and of what enters the output layer.
     """
 
+    decoder: BahdanauDecoder | FixedContextDecoder
+
     def __init__(
         self,
         source: InputEmbedding,

@@ -481,12 +481,11 @@ class TextToText(Task):
                 end.append(end[-1] + len(part))
             hashes.append(hash_bytes("\0".join(pair).encode("utf-8", "surrogatepass")))
         check_not_empty(split, len(hashes))
-        arrays = (
-            each
-            for builder, end in zip(builders, ends, strict=True)
-            for each in (builder.finish(), np.array(end))
+        sources, targets, texts = (builder.finish() for builder in builders)
+        source_ends, target_ends, text_ends = map(np.array, ends)
+        return EncodedPairs(
+            sources, source_ends, targets, target_ends, texts, text_ends, np.array(hashes)
         )
-        return EncodedPairs(*arrays, np.array(hashes))
 
     @property
     def needs(self) -> ModelNeeds:
