@@ -53,7 +53,7 @@ def tiny_model(task, **parts):
 
 # ------------------------------------------------------------ data and metrics
 def test_the_task_keeps_its_promises(folder):
-    task = make(folder, test="test_2016", tokenizer="byte")
+    task = make(folder, test="test_2016", length=8, beams=1)
     check_task(task)
     assert [task.size(split) for split in SPLITS] == [60, 8, 8]
     assert [metric.name for metric in task.metrics[:2]] == ["bleu", "chrf"]
@@ -239,40 +239,51 @@ def test_the_encoder_may_have_a_mixer_of_its_own(folder):
 
 
 # ------------------------------------------------------------ the picture
-@pytest.mark.parametrize("parts", [{"rnn": {}, "dim": 48}, {"dim": 48, "heads": 2}])
-def test_the_alignment_of_reversed_words_is_a_diagonal_from_the_right(tmp_path, parts):
+def test_weights_of_tokens_are_summed_over_source_words_and_averaged_over_target_words(folder):
+    task = make(folder, tokenizer="byte")
+    model, processor = tiny_model(task), task.processor
+    source, target = "red dog, sea", "SEA DOG"
+    alignment = processor.align(model, source, target, head=1)
+    assert alignment.source == ["red", "dog", ",", "sea"] and alignment.target == ["SEA", "DOG"]
+    read = [processor.start, *processor.target_tokenizer.encode(target).tolist()[:-1]]
+    tokens = processor.tokenizer.encode(source)[None]
+    maps = model.attention_maps(torch.tensor(tokens), torch.tensor([read])).cross[-1][0, 1]
+    starts, rows = [0, 3, 7, 8, 12], [0, 3, 7]  # a space belongs to the word after it
+    for i, j in np.ndindex(2, 4):
+        part = maps[rows[i] : rows[i + 1], starts[j] : starts[j + 1]]
+        assert alignment.weights[i][j] == pytest.approx(part.sum(1).mean().item(), rel=1e-5)
+    drawn = alignment.render().to_text().splitlines()
+    assert drawn[0].split() == ["1", "2", "3", "4"] and drawn[-2] == "1 red, 2 dog, 3 ,, 4 sea"
+    prediction = {"text": target, "alignment": alignment._asdict()}
+    assert "1 red" in task.render(task.example("test", 0), prediction).to_text()
+
+
+def test_the_alignment_of_reversed_words_runs_from_right_to_left(tmp_path):
+    pytest.importorskip("tokenizers")
     rng, folder = np.random.default_rng(0), tmp_path / "data"
     folder.mkdir()
     for name, count in (("train", 600), ("val", 8), ("test", 8)):
         rows = [rng.permutation(WORDS)[: rng.integers(3, 6)] for _ in range(count)]
         (folder / f"{name}.de").write_text("".join(" ".join(row) + "\n" for row in rows))
-        (folder / f"{name}.en").write_text(
-            "".join(" ".join(row[::-1]).upper() + "\n" for row in rows)
-        )
-    pytest.importorskip("tokenizers")
-    arguments = {
-        "data": str(folder),
-        "source": "de",
-        "target": "en",
-        "vocab_size": 400,
-        "length": 8,
-    }
+        reversed_rows = (" ".join(row[::-1]).upper() for row in rows)
+        (folder / f"{name}.en").write_text("".join(f"{text}\n" for text in reversed_rows))
+    arguments = {"data": str(folder), "source": "de", "target": "en", "vocab_size": 400}
+    settings = {"steps": 200, "lr": 5e-3, "batch_size": 64, "eval_every": 200, "eval_examples": 8}
     spec = RunSpec(
         task={"name": "translate", "arguments": arguments | {"length": 8}},
-        **parts,
-        settings=TrainSettings(
-            steps=300, lr=5e-3, batch_size=64, eval_every=1000, eval_examples=8, device="cpu"
-        ),
+        rnn={"attention": True},
+        dim=48,
+        settings=TrainSettings(**settings, device="cpu"),
     )
-    result = run_training(spec, tmp_path / "run")
-    assert "tok:13a" in result["signatures"]["bleu"] and result["test"] > 50
+    with pytest.warns(UserWarning, match="also in the train split"):
+        result = run_training(spec, tmp_path / "run")
+    assert "tok:13a" in result["signatures"]["bleu"] and result["test"] > 90
     run = load_run(tmp_path / "run", device="cpu")
-    source = "dog red tree"
-    alignment = run.processor.align(run.model, source, "TREE RED DOG")
-    assert alignment.source == source.split() and alignment.target == ["TREE", "RED", "DOG"]
-    assert np.array(alignment.weights).argmax(1).tolist() == [2, 1, 0]
-    shown = alignment.render().to_text().splitlines()
-    assert shown[0].split() == ["1", "2", "3"] and shown[-2] == "1 dog, 2 red, 3 tree"
+    alignment = run.processor.align(run.model, "dog red tree", "TREE RED DOG")
+    assert alignment.source == ["dog", "red", "tree"]
+    assert alignment.target == ["TREE", "RED", "DOG"]
+    places = np.array(alignment.weights) @ np.arange(3)
+    assert (np.diff(places) < -0.2).all() and places[0] > 1.5 and places[-1] < 1
 
     texts = tmp_path / "in.txt"
     texts.write_text("dog red tree\n\nsea blue cat\n")
