@@ -15,7 +15,6 @@ from regard.models import ModelConfig, build, load, save
 from regard.models.losses import cross_entropy_loss
 from regard.tasks import create_task
 from regard.tasks.base import SPLITS
-from regard.testing import check_task
 from regard.train import TrainSettings
 from regard.train.inference import load_run
 from regard.train.run import RunSpec, model_config, run_training
@@ -52,9 +51,8 @@ def tiny_model(task, **parts):
 
 
 # ------------------------------------------------------------ data and metrics
-def test_the_task_keeps_its_promises(folder):
-    task = make(folder, test="test_2016", length=8, beams=1)
-    check_task(task)
+def test_bleu_decides(folder):
+    task = make(folder, test="test_2016")
     assert [task.size(split) for split in SPLITS] == [60, 8, 8]
     assert [metric.name for metric in task.metrics[:2]] == ["bleu", "chrf"]
 
@@ -348,7 +346,7 @@ def test_the_chunked_loss_is_that_of_pytorch(smoothing, dtype):
 
 
 def test_multi30k():
-    folder = real("multi30k")
+    folder = real("multi30k") / "multi30k"
     task = create_task(
         "translate",
         data=folder,

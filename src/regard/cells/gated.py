@@ -57,7 +57,7 @@ class GatedUnit(nn.Module):
         """The next state from W x + C c + b (b 3·hidden), the state and U h of the gates."""
         inner, candidate = projected.split((2 * self.hidden, self.hidden), -1)
         z, r = torch.sigmoid(inner + gates).chunk(2, -1)
-        return torch.lerp(h, torch.tanh(candidate + self.candidate(r * h)), z)
+        return h + z * (torch.tanh(candidate + self.candidate(r * h)) - h)
 
 
 class BiEncoder(nn.Module):
