@@ -38,6 +38,10 @@ def arguments(name, folder):
             "data": write_rows(folder / "pairs.jsonl"),
             **{"source": "de", "target": "en", "length": 12, "tokenizer": "byte"},
         },
+        "translate": lambda: {
+            "data": write_rows(folder / "pairs.jsonl"),
+            **{"source": "de", "target": "en", "length": 12, "tokenizer": "byte", "beams": 2},
+        },
         "regress": lambda: {"data": write_houses(folder / "a.csv"), "target": "price"},
         "tag": lambda: {"data": write_conll(folder / "a.conll"), "tokenizer": "byte"},
         "image_folder": lambda: {"data": write_images(folder / "images"), "size": 8},

@@ -20,11 +20,12 @@ from regard.backends.protocol import Backend
 from regard.backends.reference import attend_by_formula
 from regard.errors import Unsupported
 from regard.layout import LRUCache
-from regard.numerics import additive_mask
+from regard.numerics import additive_mask, at_least_float32
 from regard.pattern import Full
 
 MAX_FOLDED_QUERIES = 8  # of a head, in grouped-query attention, see `can_fold_groups`
 LARGEST_SINK = 3e4  # finite, because it is multiplied by zero, also in float16
+MAX_UPCAST_KEYS = 256  # on a CPU; with more, PyTorch's backward pass in 16 bits is as fast
 MAX_PADDED_WIDTH = 256  # wider heads are not padded to the width of the others
 
 _masks: LRUCache[tuple[Tensor | None]] = LRUCache(128 << 20)
@@ -56,6 +57,15 @@ class SDPABackend(Backend[AttentionCall]):
         """
         if native.inside_transform():
             return as_function(call, attend_by_formula)
+        half = call.q.dtype in (torch.bfloat16, torch.float16)
+        is_short = call.k.shape[2] <= MAX_UPCAST_KEYS
+        if half and is_short and call.q.device.type == "cpu" and call.needs_grad():
+            q, k, v = map(at_least_float32, (call.q, call.k, call.v))
+            return partial(attend_in_float32, self._prepare_fused(call._replace(q=q, k=k, v=v)))
+        return self._prepare_fused(call)
+
+    def _prepare_fused(self, call: AttentionCall) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """PyTorch's fused kernel for a call."""
         causal = call.is_plain_causal()
         mask = None if causal else build_mask(call)
         grouped = call.group_size() > 1
@@ -85,6 +95,15 @@ def fused_attention(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) 
     if out.grad_fn is not None and out.grad_fn.name().startswith("ScaledDotProduct"):
         out.grad_fn.register_prehook(_check_first_order)
     return out
+
+
+def attend_in_float32(
+    attend: Callable[[Tensor, Tensor, Tensor], Tensor], q: Tensor, k: Tensor, v: Tensor
+) -> Tensor:
+    """Attention with copies in float32. For short sequences on a CPU this trains up to four times
+    as fast as the backward pass of PyTorch's kernel in 16 bits."""
+    with torch.autocast(q.device.type, enabled=False):  # it would return to 16 bits
+        return attend(*map(at_least_float32, (q, k, v))).to(v.dtype)
 
 
 def _check_first_order(_: object) -> None:

@@ -1,6 +1,6 @@
 """Attention cells of recurrent networks from before 2017, with the interfaces of their papers."""
 
-from regard.cells.bahdanau import Alignment, BahdanauDecoder, DeepOutput
+from regard.cells.bahdanau import Alignment, BahdanauDecoder, DeepOutput, FixedContextDecoder
 from regard.cells.draw import FilterBank, Reader, Writer
 from regard.cells.gated import BiEncoder, GatedUnit
 from regard.cells.graves import WindowCell
@@ -14,6 +14,7 @@ __all__ = [
     "CaptionOutput",
     "DeepOutput",
     "FilterBank",
+    "FixedContextDecoder",
     "GatedUnit",
     "Reader",
     "Reinforce",

@@ -36,15 +36,28 @@ class GatedUnit(nn.Module):
         """One step."""
         return self.step(self.x(x), h, c)
 
-    def step(self, projected: Tensor, h: Tensor, c: Tensor | None = None) -> Tensor:
-        """One step with W x + b (b 3·hidden) computed before, for all steps at once."""
+    def step(
+        self, projected: Tensor, h: Tensor, c: Tensor | None = None, *, gates: Tensor | None = None
+    ) -> Tensor:
+        """One step with W x + b (b 3·hidden) computed before, for all steps at once.
+
+        Args:
+            projected: W x + b.
+            h: State.
+            c: Context, for a unit with one.
+            gates: U h of the two gates (b 2·hidden), if it was computed before.
+        """
         if (c is None) != (self.context is None):
             raise ValueError("Pass a context if, and only if, the unit was built with context > 0.")
         if self.context is not None:
             projected = projected + self.context(c)
-        gates, candidate = projected.split((2 * self.hidden, self.hidden), -1)
-        z, r = torch.sigmoid(gates + self.gates(h)).chunk(2, -1)
-        return (1 - z) * h + z * torch.tanh(candidate + self.candidate(r * h))
+        return self.advance(projected, h, self.gates(h) if gates is None else gates)
+
+    def advance(self, projected: Tensor, h: Tensor, gates: Tensor) -> Tensor:
+        """The next state from W x + C c + b (b 3·hidden), the state and U h of the gates."""
+        inner, candidate = projected.split((2 * self.hidden, self.hidden), -1)
+        z, r = torch.sigmoid(inner + gates).chunk(2, -1)
+        return h + z * (torch.tanh(candidate + self.candidate(r * h)) - h)
 
 
 class BiEncoder(nn.Module):

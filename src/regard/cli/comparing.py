@@ -48,7 +48,7 @@ DEFAULT_STEPS, DEFAULT_RATE = 1000, 2e-3  # without a budget
 AUTO_RATES = (3e-4, 1e-3, 3e-3, 1e-2)
 MODEL_FIELDS = (
     *("dim", "heads", "layers", "ffn", "norm"),
-    *("residual", "position", "stack", "dropout", "mixer"),
+    *("residual", "position", "stack", "dropout", "mixer", "encoder_mixer"),
 )
 
 
@@ -124,7 +124,7 @@ def compare(
         Path | None,
         typer.Option(
             help="JSON file with the rest of the model: dim, heads, layers, ffn, norm, residual, "
-            "position, stack, dropout, mixer.",
+            "position, stack, dropout, mixer, encoder_mixer.",
             show_default=False,
         ),
     ] = None,

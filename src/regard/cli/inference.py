@@ -12,11 +12,12 @@ from typing import Annotated, Any
 
 import typer
 
+from regard.cli.alignment_figure import check_alignment, draw_alignments
 from regard.cli.device_options import DeviceOption, DtypeOption, check_device
 from regard.cli.output import echo, echo_data, print_json, user_errors
 from regard.cli.plugins import PluginOption
 from regard.cli.raw_inputs import input_columns, read_inputs
-from regard.models import Decoder, LMHeadConfig, Seq2Seq
+from regard.models import Decoder, EncoderDecoder, LMHeadConfig
 from regard.models.beam import BeamSearchConfig, beam_search
 from regard.models.generation import GenerationOutput, generate as generate_texts, stream_tokens
 from regard.models.sampling import (
@@ -59,6 +60,13 @@ def predict(
     plugin: PluginOption = [],  # noqa: B006
     json: Annotated[bool, typer.Option("--json", help="Print a JSON array.")] = False,
     csv: Annotated[bool, typer.Option("--csv", help="Print CSV.")] = False,
+    alignment: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also draw which source word moved which word of a translation, to a .png, .svg, "
+            ".pdf or .html file."
+        ),
+    ] = None,
 ) -> None:
     """Predict with the model of a run: the label of a text, the numbers of a row, and so on.
 
@@ -80,9 +88,12 @@ def predict(
             plugins=plugin,
             on_warning=lambda warning: echo(f"warning: {warning}", err=True),
         )
-        processor = _prediction_processor(run)
+        processor: Any = _prediction_processor(run)
+        if alignment is not None:
+            check_alignment(run, alignment)
         arguments = run.spec.task.arguments
-        text_column = "source" if isinstance(run.model, Seq2Seq) else "text"
+        writes_text = isinstance(run.model, EncoderDecoder)
+        text_column = "source" if writes_text else "text"
         raw_inputs = read_inputs(
             processor,
             texts=text,
@@ -94,7 +105,8 @@ def predict(
         raw_inputs, copies = itertools.tee(raw_inputs)
         predictions = inference.predict(run, copies, batch_size=batch_size)
         pairs = zip(raw_inputs, predictions, strict=True)
-        count, empty = 0, 0
+        count, empty, truncated = 0, 0, 0
+        aligned: list[tuple[str, str]] = []
         objects: list[dict[str, Any]] = []
         for raw, prediction in pairs:
             given = input_columns(processor, raw)
@@ -106,13 +118,27 @@ def predict(
                 if not count:
                     echo_data(format_csv_row(values))
                 echo_data(format_csv_row(values.values()))
+            elif writes_text:  # a line for each line
+                echo(" ".join(str(prediction["text"]).split()))
             else:
                 echo(_describe_pair(given, prediction))
+            if writes_text:
+                truncated += isinstance(raw, str) and processor.truncates(raw)
+                if alignment is not None:
+                    aligned.append((raw, prediction["text"]))
             count += 1
             empty += isinstance(raw, str) and not raw.strip()
         if json:
             print_json(objects)
-        if empty:
+        if alignment is not None:
+            draw_alignments(run, aligned, alignment)
+        if truncated:
+            echo(
+                f"note: {truncated:,} of {count:,} texts have more than {processor.length} tokens; "
+                "the model did not see the rest.",
+                err=True,
+            )
+        if empty and not writes_text:
             echo(
                 f"note: {empty:,} of {count:,} texts are empty; the model saw a single token that "
                 "stands for no text.",

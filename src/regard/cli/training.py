@@ -71,12 +71,20 @@ def train(
         Path | None,
         typer.Option(
             help="JSON file with parts of the model: mixer, dim, heads, layers, ffn, ffn_dim, "
-            "norm, residual, position, stack, dropout. Options override it."
+            "norm, residual, position, stack, dropout, encoder_mixer, encoder_layers, cross, rnn. "
+            "Options override it."
         ),
     ] = None,
     mixer: Annotated[
         str, typer.Option(help="Mixer with arguments: vanilla, local:window=64.")
     ] = "vanilla",
+    encoder_mixer: Annotated[
+        str | None,
+        typer.Option(
+            help="Mixer of the encoder, if the model has a decoder too.",
+            show_default="as the decoder",
+        ),
+    ] = None,
     length: Annotated[int | None, typer.Option(min=1, help="Maximum number of tokens.")] = None,
     dim: Annotated[int, typer.Option(min=1, help="Model width.")] = 64,
     heads: Annotated[int, typer.Option(min=1, help="Number of attention heads.")] = 4,
@@ -228,6 +236,7 @@ def train(
             arguments = {"length": length, "text": text, "label": label}
             options = {
                 "mixer": parse_spec(mixer),
+                "encoder_mixer": None if encoder_mixer is None else parse_spec(encoder_mixer),
                 "dim": dim,
                 "heads": heads,
                 "layers": layers,
@@ -458,6 +467,12 @@ def _print_result(folder: Path, result: dict[str, Any]) -> None:
     step = result.get("best_step")
     at = "" if step is None else f" at step {step:,}"
     to.print(f"{metric} {result['test']:.4f} on test, best on valid {result['best']:.4f}{at}")
+    others = {name: value for name, value in result["metrics"].items() if name != metric}
+    if others:
+        values = ", ".join(f"{name} {value:.4g}" for name, value in others.items())
+        to.print(f"also on test: {values}")
+    for name, signature in result.get("signatures", {}).items():
+        to.print(f"{name}: {signature}")
     to.print(
         f"{result['steps']:,} steps, {result['seconds']:.0f} s, {speed:,.0f} tokens/s, "
         f"{result['parameters']:,} parameters"

@@ -25,7 +25,7 @@ RUNS_DIR = "runs"  # in the folder of a comparison
 PADDING_SAMPLE = 64  # training examples checked for different lengths
 DENSE_MIXER = ModuleSpec(name="vanilla")  # dense softmax attention, part of every comparison
 Preference = Literal["score", "speed", "memory", "latency"]
-PARTS = ("mixer", "position", "norm", "ffn", "residual", "stack")  # what can vary
+PARTS = ("mixer", "encoder_mixer", "position", "norm", "ffn", "residual", "stack")  # what can vary
 SHORT_LENGTH = 1024  # tokens, from which the default window of `local` is an eighth or less
 NONE = "none"  # the name of no feed-forward layer
 WARMUP_SHARE = 0.1  # of the steps of a run, at most, for the warmup
@@ -56,8 +56,8 @@ class ComparisonPlan(StrictModel):
         equal: With a budget, give every candidate the same "time" or the same "steps".
         prefer: What matters most: "score", "speed", "memory" or "latency".
         jobs: Runs at a time.
-        mixer, dim, heads, layers, ffn, norm, residual, position, stack, dropout: The rest of the
-            model; see `RunSpec`.
+        mixer, encoder_mixer, dim, heads, layers, ffn, norm, residual, position, stack, dropout: The
+            rest of the model; see `RunSpec`.
         match_params: Adjust the FFN width until each model has as many parameters as the reference.
         settings: Training settings. With a budget, `steps` is a maximum.
         plugins: Python files that register recipes or tasks.
@@ -66,7 +66,9 @@ class ComparisonPlan(StrictModel):
     tasks: list[ModuleSpec]
     mixers: list[ModuleSpec]
     is_shortlist: bool = False
-    vary: Literal["mixer", "position", "norm", "ffn", "residual", "stack"] = "mixer"
+    vary: Literal["mixer", "encoder_mixer", "position", "norm", "ffn", "residual", "stack"] = (
+        "mixer"
+    )
     lengths: tuple[Annotated[int, Field(ge=1)], ...] = ()
     seeds: Annotated[int, Field(ge=1, le=100)] = 1
     rates: tuple[Positive, ...] = ()
@@ -75,6 +77,7 @@ class ComparisonPlan(StrictModel):
     prefer: Preference = "score"
     jobs: Annotated[int, Field(ge=1)] = 1
     mixer: ModuleSpec = DENSE_MIXER
+    encoder_mixer: ModuleSpec | None = None
     dim: Size = 64
     heads: Size = 4
     layers: Depth = 2
@@ -94,6 +97,8 @@ class ComparisonPlan(StrictModel):
         if self.vary == "mixer":
             return DENSE_MIXER
         default: ModuleSpec | None = getattr(self, self.vary)
+        if self.vary == "encoder_mixer":
+            return default or self.mixer
         return default or ModuleSpec(name="sequential" if self.vary == "stack" else NONE)
 
     @property
@@ -310,7 +315,10 @@ def _run_spec(
     seed: int,
     ffn_width: int | None,
 ) -> RunSpec:
-    fields = ("mixer", "dim", "heads", "layers", "ffn", "norm", "residual", "position", "stack")
+    fields = (
+        *("mixer", "encoder_mixer", "dim", "heads", "layers"),
+        *("ffn", "norm", "residual", "position", "stack"),
+    )
     values = {name: getattr(plan, name) for name in fields}
     values["plugins"] = plan.plugins
     values[plan.vary] = None if candidate.name == NONE and plan.vary == "ffn" else candidate

@@ -12,6 +12,7 @@ from regard.models.config import (
     PatchInput,
     PoolingHeadConfig,
     RegressionHeadConfig,
+    RNNConfig,
     SequenceClassificationHeadConfig,
     TokenClassificationHeadConfig,
     TokenInput,
@@ -27,11 +28,13 @@ from regard.models.model import (
     DecodingStep,
     DualEncoder,
     Encoder,
+    EncoderDecoder,
     Model,
     Seq2Seq,
     Seq2SeqAttention,
 )
 from regard.models.presets import bert, gpt, transformer, vit
+from regard.models.recurrent import RNNSeq2Seq
 from regard.models.sampling import (
     GreedySearch,
     MinPFilter,
@@ -68,6 +71,9 @@ __all__ = [
     "PoolingHeadConfig",
     "RegressionHeadConfig",
     "EncoderConfig",
+    "EncoderDecoder",
+    "RNNConfig",
+    "RNNSeq2Seq",
     "TokenClassificationHeadConfig",
     "TokenInput",
     "VectorInput",

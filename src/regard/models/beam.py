@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -21,6 +20,7 @@ from regard.models.generation import (
 )
 from regard.models.model import DecodingStep
 from regard.models.stopping_criteria import StoppingCriteria
+from regard.numerics import at_least_float32
 from regard.state import State
 
 MAX_LENGTH_PENALTY = 16  # keeps length^penalty finite for any length
@@ -138,29 +138,75 @@ def _run_searches(
     while any(search.active for search in searches):
         rows = [[*search.prompt, *h.tokens] for search in searches for h in search.active]
         logits = decoder.advance(rows)
-        start, parents = 0, []
+        due = [
+            search.index
+            for search in searches
+            for h in search.active
+            if len(search.prompt) + len(h.tokens) == decoder.position
+        ]
+        is_due = [len(row) == decoder.position for row in rows]
+        if not all(is_due):
+            logits = logits[torch.tensor(is_due)]
+        check_logits(logits, decoder.position, due)
+        best = _best_tokens(logits, beams, stop)
+        start, first, parents = 0, 0, []
         for search in searches:
             own = list(range(start, start + len(search.active)))
             start += len(own)
-            if own and len(rows[own[0]]) == decoder.position:
-                check_logits(logits[own], decoder.position, [search.index] * len(own))
-                extended = _extend(search, logits[own], beams, max_new_tokens, stop)
-                own = [own[i] for i in extended]
+            if own and is_due[own[0]]:
+                end = first + len(own)
+                extended = _extend(search, best[first:end], beams, max_new_tokens, stop)
+                own, first = [own[i] for i in extended], end
             parents += own
         decoder.select(parents)
 
 
+def _best_tokens(
+    logits: Tensor, beams: BeamSearchConfig, stop: StoppingCriteria
+) -> list[tuple[list[int], list[float]]]:
+    """The most probable tokens of each row of logits and their log-probabilities, best first: as
+    many as can be considered, see `_count_considered`."""
+    logits = at_least_float32(logits)
+    values, tokens = logits.topk(_count_considered(logits.shape[1], beams, stop))
+    logprobs = (values.double() - logits.logsumexp(-1, keepdim=True).double()).tolist()
+    return list(zip(tokens.tolist(), logprobs, strict=True))
+
+
+def _count_considered(available: int, beams: BeamSearchConfig, stop: StoppingCriteria) -> int:
+    """How many of the available candidates of a search are considered: enough for `num_beams`
+    active hypotheses, even if each has a more probable stop token."""
+    if stop.strings:  # which tokens complete one is known only after decoding
+        return available
+    return min(available, beams.num_beams * (1 + len(stop.tokens)))
+
+
 def _extend(
     search: _Search,
-    logits: Tensor,
+    best: list[tuple[list[int], list[float]]],
     beams: BeamSearchConfig,
     max_new_tokens: int,
     stop: StoppingCriteria,
 ) -> list[int]:
-    """Extend all hypotheses by one token; return the parents of those that stay active."""
+    """Extend all hypotheses by one token; return the parents of those that stay active.
+
+    Args:
+        best: The best tokens and their log-probabilities for each hypothesis, see `_best_tokens`.
+    """
+    candidates = [
+        (hypothesis.total + logprob, parent, token, logprob)
+        for parent, (hypothesis, row) in enumerate(zip(search.active, best, strict=True))
+        for token, logprob in zip(*row, strict=True)
+        if logprob > -torch.inf
+    ]
+    # of equal ones first those of the first hypothesis, and the smallest token
+    candidates.sort(key=lambda each: (-each[0], each[1], each[2]))
     active: list[_Hypothesis] = []
     parents: list[int] = []
-    for parent, hypothesis in _candidates(search.active, logits, beams, stop):
+    for total, parent, token, logprob in candidates[
+        : _count_considered(len(candidates), beams, stop)
+    ]:
+        tokens, values, _ = search.active[parent]
+        hypothesis = _Hypothesis((*tokens, token), (*values, logprob), total)
         length = len(hypothesis.tokens)
         reason = stop.finish_reason(list(hypothesis.tokens))
         if reason is None and length == max_new_tokens:
@@ -174,27 +220,6 @@ def _extend(
     search.finished = sorted(search.finished, key=lambda f: -f.score)[: beams.num_beams]
     search.active = [] if _is_done(search.finished, active, beams, max_new_tokens) else active
     return parents[: len(search.active)]
-
-
-def _candidates(
-    hypotheses: list[_Hypothesis],
-    logits: Tensor,
-    beams: BeamSearchConfig,
-    stop: StoppingCriteria,
-) -> Iterator[tuple[int, _Hypothesis]]:
-    """Hypotheses with one more token, most probable first: enough for `num_beams` active ones."""
-    logprobs = logits.double().log_softmax(-1)
-    totals = (logprobs + logprobs.new_tensor([h.total for h in hypotheses])[:, None]).flatten()
-    # Which tokens complete a stop string is known only after decoding, so all may be needed.
-    enough = len(totals) if stop.strings else beams.num_beams * (1 + len(stop.tokens))
-    best = totals.topk(min(len(totals), enough))
-    for index, total in zip(best.indices.tolist(), best.values.tolist(), strict=True):
-        if total == -torch.inf:
-            return
-        parent, token = divmod(index, logprobs.shape[1])
-        tokens, values, _ = hypotheses[parent]
-        logprob = logprobs[parent, token].item()
-        yield parent, _Hypothesis((*tokens, token), (*values, logprob), total)
 
 
 def _is_done(

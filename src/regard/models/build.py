@@ -11,6 +11,7 @@ from typing import Any
 
 from regard import registry
 from regard.block import Block, Layer
+from regard.cells import BahdanauDecoder, BiEncoder, DeepOutput, FixedContextDecoder
 from regard.deep_init import deepnorm_init
 from regard.errors import Unsupported
 from regard.ffn import FEED_FORWARDS, FeedForward
@@ -24,7 +25,16 @@ from regard.models.components import (
     residual_factory,
 )
 from regard.models.embeddings import EmbeddingContext, InputEmbedding, TokenEmbedding
-from regard.models.model import Backbone, Decoder, DualEncoder, Encoder, Model, Seq2Seq
+from regard.models.model import (
+    Backbone,
+    Decoder,
+    DualEncoder,
+    Encoder,
+    EncoderDecoder,
+    Model,
+    Seq2Seq,
+)
+from regard.models.recurrent import RNNSeq2Seq
 from regard.models.stacks import STACKS, StackBuilder, mixers_stack
 from regard.norm import NORMS, Norm
 from regard.residual import DeepNormScales, Residual, deepnorm_scales, deepnorm_seq2seq_scales
@@ -63,13 +73,34 @@ def build_dual_encoder(config: c.ModelConfig) -> DualEncoder:
     return DualEncoder(backbone, head)
 
 
-def build_seq2seq(config: c.ModelConfig) -> Seq2Seq:
-    """Build a `Seq2Seq`. Encoder and decoder share one embedding, unless the target has its own."""
+def build_seq2seq(config: c.ModelConfig) -> EncoderDecoder:
+    """Build a `Seq2Seq`, or with `rnn` a `RNNSeq2Seq`. Encoder and decoder share
+    one embedding, unless the target has its own."""
+    if config.rnn is not None:
+        return build_rnn(config, config.rnn)
     source = build_embedding(config, config.input)
     target = source if config.target is None else build_embedding(config, config.target)
     encoder = Backbone(source, *build_stack(config, "encoder"))
     decoder = Backbone(target, *build_stack(config, "decoder"))
     return Seq2Seq(encoder, decoder, build_head(config, decoder))
+
+
+def build_rnn(config: c.ModelConfig, rnn: c.RNNConfig) -> RNNSeq2Seq:
+    """Build a `RNNSeq2Seq`; all widths are `dim`, and that of an annotation is twice as large."""
+    head, tokens, dim = config.head, config.tokens, config.dim
+    assert isinstance(head, c.LMHeadConfig)  # checked by the configuration, as the next
+    assert tokens is not None
+    plain = config.replace(rnn=None, position=c.ModuleSpec(name="none"))
+    source = build_embedding(plain, config.input)
+    target = source if config.target is None else build_embedding(plain, config.target)
+    decoder = (BahdanauDecoder if rnn.attention else FixedContextDecoder)(dim, dim, 2 * dim)
+    output = DeepOutput(dim, dim, 2 * dim, tokens.vocab_size, width=dim)
+    if head.tie_weights:
+        assert isinstance(target, TokenEmbedding)
+        if target.tokens.weight.shape != output.out.weight.shape:
+            raise ValueError("tie_weights needs embeddings of the model's width: embedding_dim")
+        output.out.weight = target.tokens.weight
+    return RNNSeq2Seq(source, target, BiEncoder(dim, dim), decoder, output, dropout=config.dropout)
 
 
 MODELS: dict[str, Callable[[c.ModelConfig], Model]] = {
@@ -94,7 +125,7 @@ def build_stack(config: c.ModelConfig, role: str) -> tuple[Layer, Norm | None]:
     shared: dict[str, Mixer] = {}
 
     def build_block(index: int, count: int) -> Block:
-        with name_layer(index, role):
+        with name_layer(config, index, role):
             mixer, cross, ffn = build_layer_modules(config, role, index, count, shared)
             return Block(mixer, ffn, cross=cross, residual=residual, dropout=config.dropout)
 
@@ -104,7 +135,7 @@ def build_stack(config: c.ModelConfig, role: str) -> tuple[Layer, Norm | None]:
             raise ValueError(
                 f"a {side.stack.name} stack has its own pre-norm residuals: residual must be 'pre'"
             )
-        with name_layer(index, role):
+        with name_layer(config, index, role):
             mixer, cross, ffn = build_layer_modules(config, role, index, count, shared)
             return build_sublayers(mixer, ffn, cross=cross, norm=norm, dropout=config.dropout)
 
@@ -190,12 +221,19 @@ def build_layer_modules(
 
 
 @contextmanager
-def name_layer(index: int, role: str) -> Iterator[None]:
-    """Prefix `Unsupported` errors with the layer."""
+def name_layer(config: c.ModelConfig, index: int, role: str) -> Iterator[None]:
+    """Prefix `Unsupported` errors with the layer; say how a mixer that is not causal can be used in
+    the encoder alone."""
     try:
         yield
     except Unsupported as error:
-        raise Unsupported(f"layer {index} of the {role}: {error}") from None
+        hint = ""
+        if config.kind == "seq2seq" and role == "decoder" and config.encoder is None:
+            hint = (
+                " To use it in the encoder alone, set encoder (for regard train: --encoder-mixer) "
+                "and leave the mixer of the decoder causal."
+            )
+        raise Unsupported(f"layer {index} of the {role}: {error}{hint}") from None
 
 
 def build_mixer(

@@ -46,6 +46,9 @@ from regard.models.spec import (
     parse_json_int as parse_json_int,
 )
 
+# keys of attention layers, which a recurrent model does not have
+ATTENTION_PARTS = ("mixer", "stack", "ffn", "norm", "residual", "position", "cross", "encoder")
+
 
 class EncoderConfig(StrictModel):
     """Encoder of a seq2seq model, where it differs from the decoder."""
@@ -53,6 +56,17 @@ class EncoderConfig(StrictModel):
     layers: Depth
     mixer: SpecList
     stack: ModuleSpec | None = None
+
+
+class RNNConfig(StrictModel):
+    """A recurrent encoder and decoder in a seq2seq model, with one layer each.
+
+    Attributes:
+        attention: Whether the decoder attends to all annotations of the source (Bahdanau et al.
+            2015), or has one context vector (Cho et al. 2014).
+    """
+
+    attention: bool = True
 
 
 class ModelConfig(StrictModel):
@@ -77,6 +91,8 @@ class ModelConfig(StrictModel):
         encoder: seq2seq only: layers, mixers and stack of the encoder. None: those of the decoder,
             which must then work causal and non-causal.
         target: seq2seq only: input of the decoder. None: shares the embedding of the encoder.
+        rnn: seq2seq only: a recurrent encoder and decoder of width `dim`. `heads`, `layers` are
+            then 1, and the parts of attention layers keep their defaults. None: attention layers.
     """
 
     kind: Literal["encoder", "decoder", "seq2seq", "dual_encoder"]
@@ -97,11 +113,13 @@ class ModelConfig(StrictModel):
     cross: ModuleSpec | None = None
     encoder: EncoderConfig | None = None
     target: TokenInput | None = None
+    rnn: RNNConfig | None = None
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
         check_head(self)
         check_seq2seq_keys(self)
+        check_rnn(self)
         if (
             self.kind != "seq2seq"
             and isinstance(self.input, PatchInput)
@@ -153,7 +171,7 @@ def check_head(config: ModelConfig) -> None:
 def check_seq2seq_keys(config: ModelConfig) -> None:
     """Check that only seq2seq models have their keys, and that their decoder reads tokens."""
     if config.kind != "seq2seq":
-        for name in ("cross", "encoder", "target"):
+        for name in ("cross", "encoder", "target", "rnn"):
             if getattr(config, name) is not None:
                 raise ValueError(f"{name} is for kind 'seq2seq', not {config.kind!r}")
     elif config.tokens is None:
@@ -169,6 +187,20 @@ def check_seq2seq_keys(config: ModelConfig) -> None:
         raise ValueError(
             "the class token of a decoder would come first and see no patch: set class_token=false"
         )
+
+
+def check_rnn(config: ModelConfig) -> None:
+    """Check that a recurrent model has no parts of attention layers."""
+    if config.rnn is None:
+        return
+    for name in ("heads", "layers"):
+        if getattr(config, name) != 1:
+            raise ValueError(f"a model with rnn has {name} 1, not {getattr(config, name)}")
+    for name in ATTENTION_PARTS:
+        if getattr(config, name) != ModelConfig.model_fields[name].get_default():
+            raise ValueError(f"a model with rnn has no {name}: leave it out")
+    if not isinstance(config.input, TokenInput) or not isinstance(config.head, LMHeadConfig):
+        raise ValueError("a model with rnn reads 'tokens' and has head 'lm'")
 
 
 def check_repeats(name: str, specs: Sequence[ModuleSpec | None], layers: int) -> None:

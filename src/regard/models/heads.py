@@ -178,7 +178,7 @@ class HeadSpec(StrictModel, ABC):
     def loss(self, output: Any, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
         """The mean loss over all targets: cross-entropy in nats, or mean squared error."""
         if not self.predicts_numbers:
-            return cross_entropy_loss(output.float(), labels, label_smoothing=label_smoothing)
+            return cross_entropy_loss(output, labels, label_smoothing=label_smoothing)
         if label_smoothing:
             raise ValueError(
                 f"label_smoothing applies to classes, and head {self.kind!r} predicts numbers."

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from regard.backends import check_mask
+from regard.numerics import at_least_float32
 
 IGNORE_INDEX = -100  # target that does not count
+CHUNK_ELEMENTS = 1 << 18  # logits that `ChunkedCrossEntropy` reads at a time: 1 MB of float32
 
 
 def cross_entropy_loss(
@@ -22,7 +27,7 @@ def cross_entropy_loss(
 
     For classes (b, c), and for token labels, masked tokens and translations (b, n, c). Label
     smoothing ε puts ε / c on every class (Szegedy et al. 2016, arXiv 1512.00567). Without any
-    target that counts, the loss is zero, not NaN.
+    target that counts, the loss is zero, not NaN. It is computed in float32 at least.
     """
     if logits.shape[:-1] != targets.shape:
         raise ValueError(
@@ -38,14 +43,75 @@ def cross_entropy_loss(
                 f"target {int(targets[wrong][0])} is not in 0..{logits.shape[-1] - 1}, "
                 f"nor ignore_index {ignore_index}"
             )
-    total = F.cross_entropy(
-        logits.flatten(0, -2) if logits.dim() > 1 else logits[None],
-        targets.flatten().long(),
-        ignore_index=ignore_index,
-        label_smoothing=label_smoothing,
-        reduction="sum",
-    )
+    rows = logits.flatten(0, -2) if logits.dim() > 1 else logits[None]
+    labels = targets.flatten().long()
+    if rows.numel() > CHUNK_ELEMENTS and _is_eager_cpu(rows):
+        counted_rows = labels != ignore_index
+        total = ChunkedCrossEntropy.apply(  # type: ignore[no-untyped-call]
+            rows, labels.masked_fill(~counted_rows, 0), counted_rows, label_smoothing
+        )
+    else:
+        total = F.cross_entropy(
+            at_least_float32(rows),
+            labels,
+            ignore_index=ignore_index,
+            label_smoothing=label_smoothing,
+            reduction="sum",
+        )
     return total / counted.sum().clamp(min=1)
+
+
+def _is_eager_cpu(x: Tensor) -> bool:
+    """Whether the tensor has numbers on the CPU now: it is not traced, transformed or fake."""
+    return (
+        type(x) is Tensor
+        and x.device.type == "cpu"
+        and not torch.compiler.is_compiling()
+        and not torch._C._get_tracing_state()
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+class ChunkedCrossEntropy(torch.autograd.Function):
+    """Sum of the cross-entropy of logits (r, c) and targets (r), for the rows that count.
+
+    `F.cross_entropy` writes several tensors as large as the logits, which takes most of its time on
+    a CPU if there are thousands of classes. This writes one, the gradient, a few rows at a time.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, counted: Tensor, label_smoothing: float
+    ) -> Tensor:
+        """log Σ exp(x) - (1 - ε) x[target] - ε mean(x), summed over the rows that count (r)."""
+        chunk = max(1, CHUNK_ELEMENTS // logits.shape[1])
+        sums, expected = [], []
+        for part, target in zip(logits.split(chunk), targets.split(chunk), strict=True):
+            x = at_least_float32(part)
+            sums.append(x.logsumexp(-1))
+            of_target = x.gather(1, target[:, None])[:, 0]
+            if label_smoothing:
+                of_target = torch.lerp(of_target, x.mean(-1), label_smoothing)
+            expected.append(of_target)
+        log_sum = torch.cat(sums)
+        ctx.save_for_backward(logits, targets, counted, log_sum)
+        ctx.label_smoothing, ctx.chunk = label_smoothing, chunk
+        return (log_sum - torch.cat(expected)).masked_fill(~counted, 0).sum()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        """(softmax(x) - (1 - ε) onehot(target) - ε / c) · gradient, and 0 for other rows."""
+        logits, targets, counted, log_sum = ctx.saved_tensors
+        smoothing, result = ctx.label_smoothing, torch.empty_like(logits)
+        parts = (each.split(ctx.chunk) for each in (result, logits, targets, counted, log_sum))
+        for out, x, target, counts, total in zip(*parts, strict=True):
+            p = (at_least_float32(x) - total[:, None]).exp_()
+            if smoothing:
+                p -= smoothing / p.shape[1]
+            p[torch.arange(len(p)), target] -= 1 - smoothing
+            out.copy_(p.mul_(gradient).masked_fill_(~counts[:, None], 0))
+        return result, None, None, None
 
 
 def next_token_loss(

@@ -233,17 +233,51 @@ class Seq2SeqAttention(NamedTuple):
     cross: list[Tensor | None]
 
 
-class Seq2Seq(Model):
-    """Encoder and causal decoder with cross-attention (Vaswani et al. 2017, arXiv 1706.03762)."""
+class EncoderDecoder(Model):
+    """Base class of models that read a source and write a target.
 
-    def __init__(self, encoder: Backbone, decoder: Backbone, head: ModelHead | None = None) -> None:
-        super().__init__()
-        check_causal(decoder)
-        self.encoder, self.decoder, self.head = encoder, decoder, head
+    `encode` reads the source once; `decode` and `stream` return the output for each target token,
+    which depends on the source and on the target tokens up to it.
+    """
 
+    decoder: nn.Module
+
+    @abstractmethod
     def encode(self, source: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
-        """Encode the source: (b, m, d) and its mask (b, m)."""
-        return self.encoder(source, mask)
+        """Encode the source: the context (b, m, d) and its mask (b, m)."""
+
+    @abstractmethod
+    def decode(
+        self,
+        target: Tensor,
+        context: Tensor,
+        *,
+        context_mask: Tensor | None = None,
+        target_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Process a whole target; `context` and `context_mask` come from `encode`."""
+
+    @abstractmethod
+    def stream(
+        self,
+        x: Tensor,
+        state: Any = None,
+        *,
+        context: Tensor,
+        context_mask: Tensor | None = None,
+    ) -> tuple[Tensor, Any]:
+        """Process the next chunk of the target; `context` and `context_mask` come from `encode`."""
+
+    @abstractmethod
+    def attention_maps(
+        self,
+        source: Tensor,
+        target: Tensor,
+        *,
+        mask: Tensor | None = None,
+        target_mask: Tensor | None = None,
+    ) -> Seq2SeqAttention:
+        """Attention maps of encoder, decoder and cross-attention."""
 
     def forward(
         self,
@@ -255,20 +289,7 @@ class Seq2Seq(Model):
     ) -> Tensor:
         """source, mask (b, m) and target, target_mask (b, n) -> output per target token."""
         context, mask = self.encode(source, mask)
-        y, target_mask = self.decoder(target, target_mask, context=context, context_mask=mask)
-        return y if self.head is None else self.head(y, target_mask)
-
-    def stream(
-        self,
-        x: Tensor,
-        state: StreamState | None = None,
-        *,
-        context: Tensor,
-        context_mask: Tensor | None = None,
-    ) -> tuple[Tensor, StreamState]:
-        """Process the next chunk of the target; `context` and `context_mask` come from `encode`."""
-        y, state = self.decoder.stream(x, state, context=context, context_mask=context_mask)
-        return y if self.head is None else self.head(y), state
+        return self.decode(target, context, context_mask=mask, target_mask=target_mask)
 
     def decoding_step(self, source: Tensor, mask: Tensor | None = None) -> DecodingStep:
         """Encode the source once and return a step over target tokens for `generate`.
@@ -291,6 +312,47 @@ class Seq2Seq(Model):
 
         return step
 
+
+class Seq2Seq(EncoderDecoder):
+    """Encoder and causal decoder with cross-attention (Vaswani et al. 2017, arXiv 1706.03762)."""
+
+    decoder: Backbone
+
+    def __init__(self, encoder: Backbone, decoder: Backbone, head: ModelHead | None = None) -> None:
+        super().__init__()
+        check_causal(decoder)
+        self.encoder, self.decoder, self.head = encoder, decoder, head
+
+    def encode(self, source: Tensor, mask: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+        """See `EncoderDecoder`."""
+        return self.encoder(source, mask)
+
+    def decode(
+        self,
+        target: Tensor,
+        context: Tensor,
+        *,
+        context_mask: Tensor | None = None,
+        target_mask: Tensor | None = None,
+    ) -> Tensor:
+        """See `EncoderDecoder`."""
+        y, target_mask = self.decoder(
+            target, target_mask, context=context, context_mask=context_mask
+        )
+        return y if self.head is None else self.head(y, target_mask)
+
+    def stream(
+        self,
+        x: Tensor,
+        state: StreamState | None = None,
+        *,
+        context: Tensor,
+        context_mask: Tensor | None = None,
+    ) -> tuple[Tensor, StreamState]:
+        """See `EncoderDecoder`."""
+        y, state = self.decoder.stream(x, state, context=context, context_mask=context_mask)
+        return y if self.head is None else self.head(y), state
+
     def attention_maps(
         self,
         source: Tensor,
@@ -299,7 +361,7 @@ class Seq2Seq(Model):
         mask: Tensor | None = None,
         target_mask: Tensor | None = None,
     ) -> Seq2SeqAttention:
-        """Attention maps of encoder, decoder and cross-attention."""
+        """See `EncoderDecoder`."""
         calls = record_mixer_calls(self, source, target, mask=mask, target_mask=target_mask)
         in_encoder = set(map(id, self.encoder.modules()))
         maps = Seq2SeqAttention([], [], [])

@@ -19,6 +19,7 @@ from regard.tasks.rendering import (
     Rendered,
     RenderedCurve,
     RenderedImage,
+    RenderedMatrix,
     RenderedParts,
     RenderedSound,
     RenderedTable,
@@ -66,6 +67,21 @@ def table_html(rendered: RenderedTable) -> SafeHtml:
     note = tag("figcaption", f"{left_out:,} more rows") if left_out > 0 else ""
     whole = tag("table", tag("thead", tag("tr", *header)), tag("tbody", *body))
     return tag("figure", tag("div", whole, class_="scroll example", tabindex=0), note)
+
+
+def matrix_html(rendered: RenderedMatrix) -> SafeHtml:
+    """Return a matrix as a table with shaded cells, whose values are shown on hovering."""
+    header = [tag("th", str(name), scope="col") for name in rendered.columns[:MAX_ROWS]]
+    body = []
+    values = np.asarray(rendered.values)[:MAX_ROWS, :MAX_ROWS].tolist()
+    for name, row in zip(rendered.rows, values, strict=False):
+        cells = [
+            tag("td", title=f"{value:.2f}", style=f"background:rgba(37,99,235,{value:.3f})")
+            for value in (min(max(each, 0.0), 1.0) for each in row)
+        ]
+        body.append(tag("tr", tag("th", str(name), scope="row"), *cells))
+    whole = tag("table", tag("thead", tag("tr", tag("td"), *header)), tag("tbody", *body))
+    return _figure(tag("div", whole, class_="scroll example", tabindex=0), rendered.caption)
 
 
 def image_html(rendered: RenderedImage) -> SafeHtml:
@@ -169,6 +185,7 @@ RENDERERS: dict[type[Rendered], Callable[[Any], SafeHtml]] = {
     RenderedText: text_html,
     RenderedTable: table_html,
     RenderedImage: image_html,
+    RenderedMatrix: matrix_html,
     RenderedCurve: curve_html,
     RenderedSound: sound_html,
     RenderedParts: parts_html,

@@ -27,7 +27,7 @@ from regard.tasks.sound_folder import SoundFolder
 from regard.tasks.speakers import SpeakerTagging
 from regard.tasks.tagging import Tagging
 from regard.tasks.text_classification import TextClassification
-from regard.tasks.translation import Translation
+from regard.tasks.translation import TextToText, Translation
 
 ENTRY_POINT_GROUP = "regard.tasks"
 NAME = re.compile(r"[a-zA-Z][\w-]*")
@@ -45,7 +45,8 @@ TASKS: dict[str, type[Task]] = {
     "sound_folder": SoundFolder,
     "lm": LanguageModeling,
     "speakers": SpeakerTagging,
-    "seq2seq": Translation,
+    "seq2seq": TextToText,
+    "translate": Translation,
     "mlm": MaskedLanguageModeling,
     "listops": ListOps,
     "pathfinder": Pathfinder,

@@ -193,6 +193,12 @@ class Task(ABC):
                 total += (source or self.needs.input).count_tokens(x)
         return total
 
+    def lengths_of(self, split: str) -> np.ndarray | None:
+        """Number of tokens of each example, (size), or of each of its k sequences, (size, k), to
+        train on batches of similar lengths; None: not known without reading all examples.
+        """
+        return None
+
     # ----------------------------------------------------------------------------- evaluation
     def classes_of(self, split: str) -> np.ndarray | None:
         """The class of each example, (size), to sample all classes alike; None: there are none, or
@@ -231,6 +237,11 @@ class Task(ABC):
         chosen = model(**batch.inputs).argmax(-1).tolist()
         name = "label" if batch.targets[LABELS].dim() == 1 else "labels"
         return [{name: each} for each in chosen]
+
+    def predict_in_training(self, model: Model, batch: Batch) -> list[Prediction]:
+        """Predictions for the evaluations while a model trains: by default those of `predict`; a
+        task that searches may search less."""
+        return self.predict(model, batch)
 
     def baselines(self) -> Mapping[str, Baseline]:
         """Models without a network that a user would take instead, by name.

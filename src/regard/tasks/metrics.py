@@ -37,6 +37,7 @@ class Metric(ABC):
         needs_predictions: Whether it compares predictions (`Task.predict`) instead of the outputs
             of the model.
         margin: Difference between two models that matters in practice; None: 2 % of the value.
+        signature: How the value was computed, if there are variants, such as that of sacrebleu.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Metric(ABC):
     format: str = ".3f"
     needs_predictions: bool = False
     margin: float | None = None
+    signature: str = ""
 
     @abstractmethod
     def update(self, output: Any, batch: Batch, predictions: Sequence[Any]) -> Tensor:

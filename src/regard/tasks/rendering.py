@@ -61,6 +61,27 @@ class RenderedTable(Rendered):
 
 
 @dataclass(frozen=True)
+class RenderedMatrix(Rendered):
+    """Numbers from 0 to 1 (rows, columns) with a name for each row and column, as shades."""
+
+    rows: Sequence[str]
+    columns: Sequence[str]
+    values: np.ndarray
+    caption: str = ""
+
+    def to_text(self) -> str:
+        """See `Rendered`: two characters per number, in five shades, under numbered columns."""
+        width = max([len(name) for name in self.rows] + [0])
+        numbers = "".join(f"{number % 100:>2}" for number in range(1, len(self.columns) + 1))
+        lines = [f"{'':{width}} {numbers}"]
+        for name, values in zip(self.rows, np.asarray(self.values).tolist(), strict=True):
+            shades = (SHADES[min(4, max(0, int(5 * value)))] for value in values)
+            lines.append(f"{name:{width}} {''.join(2 * shade for shade in shades)}".rstrip())
+        names = ", ".join(f"{number} {name}" for number, name in enumerate(self.columns, 1))
+        return "\n".join([*lines, names, *([self.caption] if self.caption else [])])
+
+
+@dataclass(frozen=True)
 class RenderedImage(Rendered):
     """Pixels (h, w) or (h, w, 3) of uint8, with a caption."""
 

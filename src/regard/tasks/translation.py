@@ -1,10 +1,10 @@
-"""Sequence to sequence: a target text for each source text, such as its translation."""
+"""Text to text: a target text for each source text, such as its translation."""
 
 from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -14,12 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.errors import check_choice, check_int
+from regard.errors import check_choice, check_int, did_you_mean
 from regard.models.beam import BeamSearchConfig, beam_search
 from regard.models.config import LMHeadConfig, TokenInput
 from regard.models.generation import generate
-from regard.models.model import DecodingStep, Seq2Seq, outer_mixers
+from regard.models.model import DecodingStep, EncoderDecoder, outer_mixers
 from regard.models.stopping_criteria import StoppingCriteria
+from regard.tasks.alignment import WordAlignment, merge_pieces, word_spans
 from regard.tasks.base import (
     LABELS,
     SPLITS,
@@ -31,10 +32,17 @@ from regard.tasks.base import (
     to_int64,
 )
 from regard.tasks.baselines import MAX_TOKENS, NGRAM, Baseline, NGramModel
-from regard.tasks.files import ArrayBuilder, existing_path, file_type, files_by_split, open_text
+from regard.tasks.files import (
+    COMPRESSED,
+    ArrayBuilder,
+    existing_path,
+    file_type,
+    files_by_split,
+    open_text,
+)
 from regard.tasks.metrics import Accuracy, Bits, MeanMetric, Metric
 from regard.tasks.processors import Prediction, Processor
-from regard.tasks.rendering import Rendered, RenderedTable
+from regard.tasks.rendering import Rendered, RenderedParts, RenderedTable
 from regard.tasks.row_splits import (
     MISSING,
     SplitRows,
@@ -49,7 +57,11 @@ from regard.tasks.tokenizers import EMPTY, Tokenizer, tokenizer_from_dict, train
 if TYPE_CHECKING:
     from regard.models import Model
 
-TEXT = "text"  # in predictions
+TEXT, ALIGNMENT = "text", "alignment"  # in predictions
+REFERENCE = "reference"  # the target with the UTF-8 bytes of the target text
+VOCABULARIES = ("shared", "separate")
+COPY = "source as it is"
+GREEDY = BeamSearchConfig(1)
 
 
 class TextPair(NamedTuple):
@@ -74,22 +86,43 @@ class TextToTextProcessor(Processor):
     token. Both come after the tokens of the tokenizer.
 
     Args:
-        tokenizer: Converts source and target to tokens.
+        tokenizer: Converts sources to tokens, and targets too unless they have their own.
         length: Maximum number of tokens of each.
         beams: Hypotheses of beam search; 1 is greedy search.
+        length_penalty: Exponent α of the length that the log-probability of a hypothesis is divided
+            by; 0 favours short texts.
+        lowercase: Whether sources are lower-cased, as the model was trained on such texts.
+        target_tokenizer: Converts targets to tokens. None: the vocabulary is shared.
     """
 
-    def __init__(self, tokenizer: Tokenizer, length: int, beams: int = 1) -> None:
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        length: int,
+        beams: int = 1,
+        *,
+        length_penalty: float = 1.0,
+        lowercase: bool = False,
+        target_tokenizer: Tokenizer | None = None,
+    ) -> None:
         check_int(2, length=length)
         check_int(1, beams=beams)
+        self.search = BeamSearchConfig(beams, length_penalty=length_penalty)
         self.tokenizer, self.length, self.beams = tokenizer, length, beams
-        self.start, self.end = tokenizer.vocab_size, tokenizer.vocab_size + 1
-        self.vocab_size = tokenizer.vocab_size + 2
+        self.lowercase, self.own_target_tokenizer = lowercase, target_tokenizer
+        self.target_tokenizer = tokenizer if target_tokenizer is None else target_tokenizer
+        self.start = self.target_tokenizer.vocab_size
+        self.end, self.vocab_size = self.start + 1, self.start + 2
 
     def encode_text(self, text: str) -> np.ndarray:
-        """The first tokens (n) of a text, at least one."""
-        tokens = self.tokenizer.encode(text)[: self.length]
-        return tokens if len(tokens) else np.array([EMPTY], dtype=np.int64)
+        """The first tokens (n) of a source, at least one."""
+        if self.lowercase:
+            text = text.lower()
+        return first_tokens(self.tokenizer, text, self.length)[0]
+
+    def truncates(self, text: str) -> bool:
+        """Whether a source has more tokens than the model reads."""
+        return first_tokens(self.tokenizer, text, self.length)[1]
 
     def encode(self, raw: Any) -> dict[str, Tensor]:
         """See `Processor`: the tokens of a source text, and the start of the target."""
@@ -101,38 +134,49 @@ class TextToTextProcessor(Processor):
         """The text of target tokens, up to the end token."""
         plain = [token for token in tokens if token != self.start]
         end = plain.index(self.end) if self.end in plain else len(plain)
-        return self.tokenizer.decode(plain[:end])
+        return self.target_tokenizer.decode(plain[:end])
 
     def decode(self, output: Tensor, inputs: Mapping[str, Tensor | None]) -> list[Prediction]:
         """See `Processor`: the most probable token at each place of the given target."""
         return [{TEXT: self.decode_text(row)} for row in output.argmax(-1).tolist()]
 
-    @torch.no_grad()
     def predict(self, model: Model, inputs: Mapping[str, Tensor | None]) -> list[Prediction]:
-        """See `Processor`: the texts that the model writes; a given target is not read."""
-        source = inputs["source"]
-        mask, decoder = inputs.get("mask"), cast("Seq2Seq", model)
-        assert source is not None
-        stop = StoppingCriteria([self.end])
-        arguments: dict[str, Any] = {
-            "max_new_tokens": self.length,
-            "stop": stop,
-            "bos_token_id": self.start,
-            "device": source.device,
-        }
-        if self.beams == 1:
-            step = self._decoding_step(decoder, source, mask)
-            outputs = generate(step, [[]] * len(source), **arguments)
-            return [{TEXT: self.decode_text(each.tokens)} for each in outputs]
-        texts = []
-        for number in range(len(source)):
-            row = slice(number, number + 1)
-            step = self._decoding_step(decoder, source[row], None if mask is None else mask[row])
-            (best,) = beam_search(step, [[]], BeamSearchConfig(self.beams), **arguments)
-            texts.append({TEXT: self.decode_text(best[0].tokens)})
-        return texts
+        """See `Processor`: the texts that the model writes; a given target is not read. An empty
+        source has an empty target."""
+        return self.write(model, inputs, self.search)
 
-    def _decoding_step(self, model: Seq2Seq, source: Tensor, mask: Tensor | None) -> DecodingStep:
+    @torch.no_grad()
+    def write(
+        self, model: Model, inputs: Mapping[str, Tensor | None], search: BeamSearchConfig
+    ) -> list[Prediction]:
+        """The texts that the model writes with another search than that of the processor."""
+        source, mask = inputs["source"], inputs.get("mask")
+        assert source is not None
+        counts = torch.full((len(source),), source.shape[1]) if mask is None else mask.sum(1)
+        is_empty = (source[:, 0] == EMPTY) & (counts.to(source.device) == 1)
+        rows = (~is_empty).nonzero()[:, 0]
+        texts = [""] * len(source)
+        if len(rows):
+            kept_mask = None if mask is None else mask[rows]
+            step = self._decoding_step(cast("EncoderDecoder", model), source[rows], kept_mask)
+            arguments: dict[str, Any] = {
+                "max_new_tokens": self.length,
+                "stop": StoppingCriteria([self.end]),
+                "bos_token_id": self.start,
+                "device": source.device,
+            }
+            prompts: list[list[int]] = [[] for _ in rows]
+            if search.num_beams == 1:
+                outputs = generate(step, prompts, **arguments)
+            else:
+                outputs = [best[0] for best in beam_search(step, prompts, search, **arguments)]
+            for row, output in zip(rows.tolist(), outputs, strict=True):
+                texts[row] = self.decode_text(output.tokens)
+        return [{TEXT: text} for text in texts]
+
+    def _decoding_step(
+        self, model: EncoderDecoder, source: Tensor, mask: Tensor | None
+    ) -> DecodingStep:
         """A step that never writes padding or a start; models that cannot stream read the whole
         target for each token."""
         excluded = torch.tensor([0, self.start], device=source.device)
@@ -151,27 +195,75 @@ class TextToTextProcessor(Processor):
             if state is None:
                 state = TargetState(*context, tokens[:, :0])
             state = state._replace(tokens=torch.cat((state.tokens, tokens), 1))
-            y, _ = model.decoder(
-                state.tokens, context=state.context, context_mask=state.context_mask
-            )
-            logits = y[:, -1:] if model.head is None else model.head(y)[:, -1:]
-            return logits.index_fill(-1, excluded, -math.inf), state
+            logits = model.decode(state.tokens, state.context, context_mask=state.context_mask)
+            return logits[:, -1:].index_fill(-1, excluded, -math.inf), state
 
         return whole_step
 
+    def align(
+        self,
+        model: EncoderDecoder,
+        source: str,
+        target: str,
+        *,
+        layer: int = -1,
+        head: int | None = None,
+    ) -> WordAlignment:
+        """Which source word moved which word of a target: the weights of the cross-attention.
+
+        Args:
+            layer: Layer of the decoder.
+            head: Number of the head. None: the mean of all heads.
+        """
+        tokens = self.encode_text(source)
+        written = first_tokens(self.target_tokenizer, target, self.length)[0]
+        device = next(model.parameters()).device
+        read = torch.tensor([[self.start, *written.tolist()[:-1]]], device=device)
+        with torch.no_grad():
+            maps = model.attention_maps(to_int64(tokens)[None].to(device), read).cross
+        weights = maps[layer]
+        if weights is None:
+            raise ValueError("This model has no cross-attention map to align words with.")
+        pieces = weights[0].mean(0) if head is None else weights[0, head]
+        return merge_pieces(
+            pieces.double().cpu().numpy(),
+            word_spans(self.tokenizer, tokens.tolist()),
+            word_spans(self.target_tokenizer, written.tolist()),
+        )
+
     def to_dict(self) -> dict[str, Any]:
         """See `Processor`."""
-        tokenizer = self.tokenizer.to_dict()
-        return {"tokenizer": tokenizer, "length": self.length, "beams": self.beams}
+        own = self.own_target_tokenizer
+        return {
+            "tokenizer": self.tokenizer.to_dict(),
+            "target_tokenizer": None if own is None else own.to_dict(),
+            "length": self.length,
+            "beams": self.beams,
+            "length_penalty": self.search.length_penalty,
+            "lowercase": self.lowercase,
+        }
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> TextToTextProcessor:
         """The processor that `to_dict` described."""
         try:
-            tokenizer = tokenizer_from_dict(content["tokenizer"])
-            return cls(tokenizer, content["length"], content["beams"])
+            own = content["target_tokenizer"]
+            return cls(
+                tokenizer_from_dict(content["tokenizer"]),
+                content["length"],
+                content["beams"],
+                length_penalty=content["length_penalty"],
+                lowercase=content["lowercase"],
+                target_tokenizer=None if own is None else tokenizer_from_dict(own),
+            )
         except (KeyError, TypeError) as error:
             raise ValueError(f"Not a saved processor of text pairs: {error!r}") from None
+
+
+def first_tokens(tokenizer: Tokenizer, text: str, length: int) -> tuple[np.ndarray, bool]:
+    """The first tokens of a text, at least one, and whether there are more."""
+    tokens = tokenizer.encode(text) if text.strip() else np.array([EMPTY], dtype=np.int64)
+    return tokens[:length], len(tokens) > length
 
 
 class ExactMatch(MeanMetric):
@@ -179,12 +271,9 @@ class ExactMatch(MeanMetric):
 
     name, needs_predictions = "exact_match", True
 
-    def __init__(self, processor: TextToTextProcessor) -> None:
-        self.processor = processor
-
     def update(self, output: Any, batch: Batch, predictions: Sequence[Any]) -> Tensor:
         """See `Metric`."""
-        pairs = zip(predictions, _target_texts(batch, self.processor), strict=True)
+        pairs = zip(predictions, target_texts(batch), strict=True)
         return torch.tensor([(each[TEXT] == text, 1) for each, text in pairs], dtype=torch.float64)
 
 
@@ -197,19 +286,15 @@ class CharacterFScore(Metric):
 
     name, format, needs_predictions = "chrf", ".1f", True
 
-    def __init__(self, processor: TextToTextProcessor) -> None:
-        try:
-            from sacrebleu.metrics.chrf import CHRF
-        except ImportError:
-            raise ImportError(
-                "chrF needs the package sacrebleu: pip install 'regard[text]'"
-            ) from None
-        self.processor, self.score = processor, CHRF()
+    def __init__(self) -> None:
+        self.score = _import_sacrebleu("chrF").CHRF()
+        self.score.corpus_score(["a"], [["a"]])
+        self.signature = str(self.score.get_signature())
 
     def update(self, output: Any, batch: Batch, predictions: Sequence[Any]) -> Tensor:
         """See `Metric`."""
         texts = [each[TEXT] for each in predictions]
-        references = [_target_texts(batch, self.processor)]
+        references = [target_texts(batch)]
         # the counts of each segment that CHRF.corpus_score adds up
         statistics = self.score._extract_corpus_statistics(texts, references)
         return torch.tensor(statistics, dtype=torch.float64)
@@ -219,25 +304,66 @@ class CharacterFScore(Metric):
         return float(self.score._aggregate_and_compute(statistics.long().tolist()).score)
 
 
-def _target_texts(batch: Batch, processor: TextToTextProcessor) -> list[str]:
-    """The targets of a batch."""
-    rows = batch.targets[LABELS].tolist()
-    return [processor.decode_text([token for token in row if token >= 0]) for row in rows]
+class BLEU(Metric):
+    """BLEU of the predicted texts, from 0 to 100 (Papineni et al. 2002), computed by sacrebleu
+    (Post 2018, arXiv 1804.08771).
+
+    The statistics of an example are the lengths of the prediction and of the target, the matching
+    n-grams and all n-grams of the prediction for n from 1 to 4: their sums give the value of the
+    corpus. `signature` says how texts are split into tokens, and the version of sacrebleu.
+    """
+
+    name, format, needs_predictions, margin = "bleu", ".1f", True, 0.5
+
+    def __init__(self, *, lowercase: bool = False) -> None:
+        self.score = _import_sacrebleu("BLEU").BLEU(lowercase=lowercase)
+        self.score.corpus_score(["a"], [["a"]])  # a signature has the number of references
+        self.signature = str(self.score.get_signature())
+
+    def update(self, output: Any, batch: Batch, predictions: Sequence[Any]) -> Tensor:
+        """See `Metric`."""
+        texts = [each[TEXT] for each in predictions]
+        # the counts of each segment that BLEU.corpus_score adds up
+        statistics = self.score._extract_corpus_statistics(texts, [target_texts(batch)])
+        return torch.tensor(statistics, dtype=torch.float64)
+
+    def compute(self, statistics: Tensor) -> float:
+        """See `Metric`."""
+        return float(self.score._aggregate_and_compute(statistics.long().tolist()).score)
+
+
+def _import_sacrebleu(metric: str) -> Any:
+    try:
+        from sacrebleu import metrics
+    except ImportError:
+        raise ImportError(
+            f"{metric} needs the package sacrebleu: pip install 'regard[text]'"
+        ) from None
+    return metrics
+
+
+def target_texts(batch: Batch) -> list[str]:
+    """The targets of a batch, whole."""
+    rows = batch.targets[REFERENCE].tolist()
+    encoded = (bytes(byte for byte in row if byte >= 0) for row in rows)
+    return [each.decode("utf-8", "surrogatepass") for each in encoded]
 
 
 class EncodedPairs(NamedTuple):
     """Concatenated tokens of the sources and the targets; pair i is ends[i] .. ends[i + 1] of each,
-    with hash hashes[i] of both."""
+    with hash hashes[i] of both. `texts` are the bytes of the targets, which are not truncated."""
 
     sources: np.ndarray
     source_ends: np.ndarray
     targets: np.ndarray
     target_ends: np.ndarray
+    texts: np.ndarray
+    text_ends: np.ndarray
     hashes: np.ndarray
 
 
-class Translation(Task):
-    """Write a target text for each source text: translation, summaries, corrections.
+class TextToText(Task):
+    """Write a target text for each source text: summaries, corrections, translation.
 
     The first metric is the cross-entropy of the target in bits per byte, where the decoder reads
     the true target before each token. With `generate`, the texts that the model writes are scored
@@ -251,11 +377,17 @@ class Translation(Task):
             files with the same number of lines, such as train.de and train.en.
         source: The column of the source; for text files the end of their names, such as "de".
         target: The column of the target; for text files the end of their names.
+        test: Start of the name of the test file, if there are several: "test_2016". None: all.
         length: Maximum number of tokens of each text; longer ones are truncated.
-        tokenizer: "byte", "char" or "bpe", learned from sources and targets of the training split.
-        vocab_size: Number of tokens for "bpe".
+        tokenizer: "byte", "char" or "bpe", learned from the training split.
+        vocab_size: Number of tokens for "bpe", of each vocabulary.
+        vocabulary: "shared" by sources and targets, whose embeddings the model then shares, or
+            "separate".
+        lowercase: Lower-case all texts.
         generate: Also measure chrF and exact match of generated texts.
-        beams: Hypotheses of beam search for predictions; 1 is greedy search.
+        beams: Hypotheses of beam search for predictions; 1 is greedy search. While a model trains,
+            evaluations use greedy search.
+        length_penalty: Exponent of the length in the score of a hypothesis.
         missing: What to do with rows without source or target: "drop" or "error".
         encoding: Encoding of the files.
         seed: Seed of the splits.
@@ -269,72 +401,104 @@ class Translation(Task):
         *,
         source: str = "source",
         target: str = "target",
+        test: str | None = None,
         length: int = 128,
         tokenizer: str = "bpe",
         vocab_size: int | None = None,
+        vocabulary: str = "shared",
+        lowercase: bool = False,
         generate: bool = False,
         beams: int = 1,
+        length_penalty: float = 1.0,
         missing: str = "drop",
         encoding: str = "utf-8",
         seed: int = 0,
     ) -> None:
         check_choice("missing", missing, MISSING)
-        if not isinstance(generate, bool):
-            raise ValueError(f"generate must be True or False, not {generate!r}")
+        check_choice("vocabulary", vocabulary, VOCABULARIES)
+        for name, value in (("generate", generate), ("lowercase", lowercase)):
+            if not isinstance(value, bool):
+                raise ValueError(f"{name} must be True or False, not {value!r}")
         check_int(0, seed=seed)
         check_int(2, length=length)
         if source == target:
             raise ValueError(f"source and target are both {source!r}: name two columns.")
-        self.source = SplitRows(
-            _read_pairs(data, source, target, encoding),
-            (source, target),
-            lambda where, values: TextPair(
-                to_text(where, source, values[0]), to_text(where, target, values[1])
-            ),
-            drop=missing == "drop",
-            seed=seed,
+
+        def parse(where: str, values: Sequence[Any]) -> TextPair:
+            texts = (
+                to_text(where, name, value)
+                for name, value in zip((source, target), values, strict=True)
+            )
+            return TextPair(*(text.lower() if lowercase else text for text in texts))
+
+        rows, self.test_files = _read_pairs(data, source, target, test, encoding)
+        self.source = SplitRows(rows, (source, target), parse, drop=missing == "drop", seed=seed)
+
+        def train(sides: Sequence[int]) -> Tokenizer:
+            def texts() -> Iterator[str]:
+                for _, pair in self.source.walk("train"):
+                    yield from (pair[side] for side in sides)
+
+            return train_tokenizer(tokenizer, texts, vocab_size)
+
+        shared = vocabulary == "shared"
+        self.processor = TextToTextProcessor(
+            train((0, 1) if shared else (0,)),
+            length,
+            beams,
+            length_penalty=length_penalty,
+            lowercase=lowercase,
+            target_tokenizer=None if shared else train((1,)),
         )
-        trained = train_tokenizer(
-            tokenizer,
-            lambda: (text for _, pair in self.source.walk("train") for text in pair),
-            vocab_size,
-        )
-        self.processor = TextToTextProcessor(trained, length, beams)
-        units = torch.as_tensor([*trained.token_units().tolist(), 0, 0])
-        self.metrics: tuple[Metric, ...] = (Bits(trained.unit, units), Accuracy())
+        written = self.processor.target_tokenizer
+        self.units = torch.as_tensor([*written.token_units().tolist(), 0, 0])
+        self.metrics: tuple[Metric, ...] = (Bits(written.unit, self.units), Accuracy())
         if generate:
-            generated = CharacterFScore(self.processor), ExactMatch(self.processor)
-            self.metrics = (*self.metrics, *generated)
-        self.units, self.truncated = units, 0
+            self.metrics = (*self.metrics, CharacterFScore(), ExactMatch())
+        self.truncated = self.unknown = 0
         self.pairs = {split: self._encode_split(split) for split in SPLITS}
+        self.lengths = {
+            split: np.stack((np.diff(each.source_ends), np.diff(each.target_ends)), 1)
+            for split, each in self.pairs.items()
+        }
 
     def _encode_split(self, split: str) -> EncodedPairs:
         """The tokens of a split."""
-        tokenizer = self.processor.tokenizer
-        builders = ArrayBuilder(tokenizer.dtype), ArrayBuilder(tokenizer.dtype)
-        ends, hashes = (array("q", [0]), array("q", [0])), array("Q")
+        processor = self.processor
+        tokenizers = processor.tokenizer, processor.target_tokenizer
+        builders = *(ArrayBuilder(each.dtype) for each in tokenizers), ArrayBuilder(np.uint8)
+        ends, hashes = tuple(array("q", [0]) for _ in builders), array("Q")
         for _, pair in self.source.walk(split):
-            for builder, end, text in zip(builders, ends, pair, strict=True):
-                tokens = tokenizer.encode(text)
-                self.truncated += len(tokens) > self.processor.length
-                builder.append(self.processor.encode_text(text))
-                end.append(end[-1] + min(len(tokens) or 1, self.processor.length))
+            encoded = pair.target.encode("utf-8", "surrogatepass")
+            parts = [np.frombuffer(encoded, np.uint8)]
+            for tokenizer, text in zip(tokenizers, pair, strict=True):
+                tokens, is_longer = first_tokens(tokenizer, text, processor.length)
+                self.truncated += is_longer
+                self.unknown += tokenizer.unit == "character" and EMPTY in tokens
+                parts.insert(-1, tokens)
+            for builder, end, part in zip(builders, ends, parts, strict=True):
+                builder.append(part)
+                end.append(end[-1] + len(part))
             hashes.append(hash_bytes("\0".join(pair).encode("utf-8", "surrogatepass")))
         check_not_empty(split, len(hashes))
+        sources, targets, texts = (builder.finish() for builder in builders)
+        source_ends, target_ends, text_ends = map(np.array, ends)
         return EncodedPairs(
-            builders[0].finish(),
-            np.array(ends[0]),
-            builders[1].finish(),
-            np.array(ends[1]),
-            np.array(hashes),
+            sources, source_ends, targets, target_ends, texts, text_ends, np.array(hashes)
         )
 
     @property
     def needs(self) -> ModelNeeds:
-        """See `Task`: an encoder and a decoder that share the token embeddings."""
+        """See `Task`: an encoder and a decoder, which share the embeddings of a shared
+        vocabulary."""
+        processor, own = self.processor, None
+        tokens = TokenInput(vocab_size=processor.vocab_size)
+        if processor.own_target_tokenizer is not None:
+            tokens, own = TokenInput(vocab_size=processor.tokenizer.vocab_size), tokens
         return ModelNeeds(
             kind="seq2seq",
-            input=TokenInput(vocab_size=self.processor.vocab_size),
+            input=tokens,
+            target=own,
             head=LMHeadConfig(),
             length=self.processor.length,
         )
@@ -349,16 +513,39 @@ class Translation(Task):
         pairs, length = self.pairs[split], self.processor.length
         source = pairs.sources[pairs.source_ends[index] : pairs.source_ends[index + 1]]
         target = pairs.targets[pairs.target_ends[index] : pairs.target_ends[index + 1]].tolist()
+        text = pairs.texts[pairs.text_ends[index] : pairs.text_ends[index + 1]]
         read = [self.processor.start, *target][:length]
         write = [*target, self.processor.end][:length]
         return Example(
-            {"source": to_int64(source), "target": to_int64(read)}, {LABELS: to_int64(write)}
+            {"source": to_int64(source), "target": to_int64(read)},
+            {LABELS: to_int64(write), REFERENCE: to_int64(text)},
         )
+
+    def predict_in_training(self, model: Model, batch: Batch) -> list[Prediction]:
+        """See `Task`: by greedy search."""
+        return self.processor.write(model, batch.inputs, GREEDY)
+
+    def lengths_of(self, split: str) -> np.ndarray | None:
+        """See `Task`: of the source and of the target."""
+        return self.lengths[split]
 
     def baselines(self) -> dict[str, Baseline]:
         """See `Task`: the frequencies of target tokens, and n-grams of the targets, which do not
         see the source."""
+        if self.metric.needs_predictions:
+            return {COPY: self._copy_score}
         return {**super().baselines(), NGRAM: self._ngram_score}
+
+    def _copy_score(self, test: Sequence[int]) -> Tensor:
+        """Statistics of the first metric of sources that are left as they are."""
+        parts = []
+        for index in test:
+            batch = self.batch("test", [index])
+            source = batch.inputs["source"]
+            assert source is not None
+            text = self.processor.tokenizer.decode(source[0].tolist())
+            parts.append(self.metric.update(None, batch, [{TEXT: text}]))
+        return self.metric.merge(parts)
 
     def _ngram_score(self, test: Sequence[int]) -> Tensor:
         """Statistics of `Bits` of n-grams."""
@@ -393,18 +580,29 @@ class Translation(Task):
                 f"{self.truncated:,} texts have more than {self.processor.length} tokens and are "
                 "truncated."
             )
+        if self.unknown:
+            notes.append(
+                f"{self.unknown:,} texts have characters that do not occur in the training split."
+            )
+        if len(self.test_files) > 1:
+            notes.append(
+                f"The test split is {len(self.test_files)} files: {', '.join(self.test_files)}. "
+                "Choose one with test=..."
+            )
         return notes
 
     def render(self, example: Example, prediction: Prediction | None = None) -> Rendered:
-        """The source, the target, and what the model wrote."""
-        decode = self.processor.decode_text
-        rows = [
-            ("source", decode(example.inputs["source"].tolist())),
-            ("target", decode(example.targets[LABELS].tolist())),
-        ]
-        if prediction is not None:
-            rows.append(("predicted", prediction[TEXT]))
-        return RenderedTable(("", "text"), rows)
+        """The source, the target and what the model wrote; if the prediction has an alignment, also
+        which source word moved which word."""
+        source = self.processor.tokenizer.decode(example.inputs["source"].tolist())
+        target = self.processor.decode_text(example.targets[LABELS].tolist())
+        rows = [("source", source), ("target", target)]
+        if prediction is None:
+            return RenderedTable(("", "text"), rows)
+        table = RenderedTable(("", "text"), [*rows, ("predicted", prediction[TEXT])])
+        if ALIGNMENT not in prediction:
+            return table
+        return RenderedParts([table, WordAlignment(**prediction[ALIGNMENT]).render()])
 
     @classmethod
     def load_processor(cls, content: Mapping[str, Any]) -> TextToTextProcessor:
@@ -412,22 +610,108 @@ class Translation(Task):
         return TextToTextProcessor.from_dict(content)
 
 
-def _read_pairs(data: str | Path, source: str, target: str, encoding: str) -> Mapping[str, Rows]:
-    """Rows with the columns `source` and `target`, from rows or from files with aligned lines."""
-    if str(data).startswith(HUGGING_FACE) or not existing_path(data).is_dir():
-        return read_rows(data, encoding)
-    folder = existing_path(data)
-    types = {file_type(file).removeprefix(".") for file in folder.iterdir() if file.is_file()}
-    if source not in types and {f".{each}" for each in types} & set(READERS):
-        return read_rows(data, encoding)
-    sources, targets = (files_by_split(folder, [f".{name}"]) for name in (source, target))
-    for split in sources.keys() | targets.keys():
-        counts = [len(files.get(split, [])) for files in (sources, targets)]
-        if counts[0] != counts[1]:
-            raise ValueError(
-                f"{folder} has {counts[0]} files .{source} and {counts[1]} files .{target} for "
-                f"{split}: expected as many."
+class Translation(TextToText):
+    """Translate texts: the first metric, which decides, is BLEU of the texts that the model writes.
+
+    Evaluations while a model trains use greedy search, and all others beam search. Data, splits and
+    options are those of `TextToText`.
+
+    Args:
+        data: CSV, JSON lines, a JSON array or Parquet, or hf:name; or a folder of them or of text
+            files with the same number of lines, such as train.de and train.en.
+        source: The column of the source; for text files the end of their names, such as "de".
+        target: The column of the target; for text files the end of their names.
+        test: Start of the name of the test file, if there are several: "test_2016". None: all.
+        length: Maximum number of tokens of each text; longer ones are truncated.
+        tokenizer: "byte", "char" or "bpe", learned from the training split.
+        vocab_size: Number of tokens for "bpe", of each vocabulary.
+        vocabulary: "shared" by sources and targets, whose embeddings the model then shares, or
+            "separate".
+        lowercase: Lower-case all texts, and measure BLEU on them.
+        beams: Hypotheses of beam search; 1 is greedy search.
+        length_penalty: Exponent of the length in the score of a hypothesis.
+        missing: What to do with rows without source or target: "drop" or "error".
+        encoding: Encoding of the files.
+        seed: Seed of the splits.
+    """
+
+    def __init__(
+        self,
+        data: str | Path,
+        *,
+        source: str = "source",
+        target: str = "target",
+        test: str | None = None,
+        length: int = 128,
+        tokenizer: str = "bpe",
+        vocab_size: int | None = None,
+        vocabulary: str = "shared",
+        lowercase: bool = False,
+        beams: int = 4,
+        length_penalty: float = 1.0,
+        missing: str = "drop",
+        encoding: str = "utf-8",
+        seed: int = 0,
+    ) -> None:
+        bleu, chrf = BLEU(lowercase=lowercase), CharacterFScore()
+        super().__init__(
+            data,
+            source=source,
+            target=target,
+            test=test,
+            length=length,
+            tokenizer=tokenizer,
+            vocab_size=vocab_size,
+            vocabulary=vocabulary,
+            lowercase=lowercase,
+            beams=beams,
+            length_penalty=length_penalty,
+            missing=missing,
+            encoding=encoding,
+            seed=seed,
+        )
+        self.metrics = (bleu, chrf, *self.metrics)
+
+
+def _read_pairs(
+    data: str | Path, source: str, target: str, test: str | None, encoding: str
+) -> tuple[Mapping[str, Rows], list[str]]:
+    """Rows with the columns `source` and `target`, from rows or from files with aligned lines, and
+    the names of the test files that are aligned."""
+    folder = None
+    if not str(data).startswith(HUGGING_FACE) and existing_path(data).is_dir():
+        folder = existing_path(data)
+        types = {file_type(file).removeprefix(".") for file in folder.iterdir() if file.is_file()}
+        if source not in types and {f".{each}" for each in types} & set(READERS):
+            folder = None
+    if folder is None:
+        if test is not None:
+            raise ValueError("test is the name of one of several aligned test files in a folder.")
+        return read_rows(data, encoding), []
+
+    pairs: dict[str, list[tuple[Path, Path]]] = {}
+    sides = [
+        {split: {_stem(file): file for file in files} for split, files in found.items()}
+        for found in (files_by_split(folder, [f".{name}"]) for name in (source, target))
+    ]
+    for split in sides[0].keys() | sides[1].keys():
+        first, second = (side.get(split, {}) for side in sides)
+        if split == "test" and test is not None:
+            names = sorted(first.keys() | second.keys())
+            if not any(name.startswith(test) for name in names):
+                raise ValueError(f"No test file {test!r}: {did_you_mean(test, names)}")
+            first, second = (
+                {name: file for name, file in side.items() if name.startswith(test)}
+                for side in (first, second)
             )
+        for name in sorted(first.keys() ^ second.keys()):
+            there, missing = (source, target) if name in first else (target, source)
+            raise ValueError(
+                f"{folder} has {name}.{there} but no {name}.{missing}: each file needs its partner."
+            )
+        pairs[split] = [(first[name], second[name]) for name in sorted(first)]
+    if test is not None and "test" not in pairs:
+        raise ValueError(f"test={test!r}, but {folder} has no test files.")
 
     def read(pairs: list[tuple[Path, Path]]) -> RowIterator:
         for first, second in pairs:
@@ -442,7 +726,11 @@ def _read_pairs(data: str | Path, source: str, target: str, encoding: str) -> Ma
                     row = {source: line.rstrip("\r\n"), target: other.rstrip("\r\n")}
                     yield f"line {number} of {first}", row
 
-    return {
-        split: Rows(partial(read, list(zip(files, targets[split], strict=True))))
-        for split, files in sources.items()
-    }
+    rows = {split: Rows(partial(read, files)) for split, files in pairs.items()}
+    return rows, [_stem(first) for first, _ in pairs.get("test", [])]
+
+
+def _stem(file: Path) -> str:
+    """The name of a file without its language and compression."""
+    stem = file.with_suffix("") if file.suffix.lower() in COMPRESSED else file
+    return stem.with_suffix("").name

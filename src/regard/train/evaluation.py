@@ -60,12 +60,14 @@ def evaluate_examples(
     device: torch.device,
     group: WorkerGroup | None = None,
     is_late: Callable[[int], bool] = lambda done: False,
+    in_training: bool = False,
 ) -> Evaluation:
     """Evaluate a model, on all processes of a group.
 
     Args:
         forward: Returns the output of the model for a batch on the device.
         is_late: Called in all processes with the number of examples done; True ends the evaluation.
+        in_training: Use `Task.predict_in_training`.
     """
     rank, world_size = (0, 1) if group is None else (group.rank, group.world_size)
     needs_predictions = any(metric.needs_predictions for metric in task.metrics)
@@ -75,7 +77,8 @@ def evaluate_examples(
         # a process without examples takes part, because FSDP gathers weights from all
         batch = task.batch(split, own or [indices[first]]).to(device)
         output = forward(batch)
-        predictions = task.predict(cast("Model", model), batch) if needs_predictions else []
+        predict = task.predict_in_training if in_training else task.predict
+        predictions = predict(cast("Model", model), batch) if needs_predictions else []
         statistics = {
             metric.name: metric.update(output, batch, predictions) for metric in task.metrics
         }

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from regard.device import autocast, resolve_device, resolve_dtype
 from regard.errors import check_choice, check_int
-from regard.models import Decoder, DecodingStep, Model, Seq2Seq, load as load_model
+from regard.models import Decoder, DecodingStep, EncoderDecoder, Model, load as load_model
 from regard.models.model import SingleStackModel, outer_mixers
 from regard.plugins import load_plugins
 from regard.state import JoinedState, run_by_group
@@ -73,14 +73,14 @@ class TrainedRun:
             mean_tokens(*self._hidden_tokens(batch))
             for batch in encode_batches(self, raw_inputs, batch_size)
         ]
-        return torch.cat([torch.empty(0, self.model.config.dim), *parts])
+        return torch.cat(parts) if parts else torch.empty(0, self.model.config.dim)
 
     @torch.no_grad()
     def _hidden_tokens(self, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """The tokens (b, n, d) before the head, and their mask."""
         mask, model = batch.inputs.get("mask"), self.model
         with autocast(self.device, self.dtype):
-            if isinstance(model, Seq2Seq):
+            if isinstance(model, EncoderDecoder):
                 return model.encode(cast(Tensor, batch.inputs["source"]), mask)
             if isinstance(model, SingleStackModel):
                 hidden: tuple[Tensor, Tensor | None] = model.backbone(batch.inputs["x"], mask)

@@ -86,7 +86,10 @@ def describe_run(
 ) -> RunOverview:
     """What a run will do; reads one batch and, for texts, a sample of the training split."""
     size = task.size("train")
-    first = batch_indices(size, settings.batch_size, 0, seed=settings.seed)
+    lengths_by_example = task.lengths_of("train") if settings.group_by_length else None
+    first = batch_indices(
+        size, settings.batch_size, 0, seed=settings.seed, lengths=lengths_by_example
+    )
     cut = None
     is_text = isinstance(task.processor, TextProcessor)
     if is_text and not isinstance(task.needs.head, LMHeadConfig):

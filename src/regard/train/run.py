@@ -31,9 +31,11 @@ from regard.json_files import PARTIAL_PREFIX, CorruptFile, name_file, read_json,
 from regard.models import Model, ModelConfig, ModuleSpec, build, save
 from regard.models.config import (
     Depth,
+    EncoderConfig,
     InputConfig,
     PatchInput,
     Probability,
+    RNNConfig,
     Size,
     StrictModel,
     TokenInput,
@@ -80,6 +82,12 @@ class ModelSettings(StrictModel):
         residual: Residual connection: where the norm is, and how outputs are added.
         stack: How the layers are combined. None: as the mixer needs, else one after the other.
         dropout: Dropout probability.
+        encoder_mixer: Mixer of the encoder of a model with encoder and decoder. None: as the
+            decoder, which must be causal.
+        encoder_layers: Layers of that encoder. None: as the decoder.
+        cross: Recipe of the cross-attention between them. None: dense attention.
+        rnn: A recurrent encoder and decoder instead; `dim` and `dropout` are then all that the
+            model has. None: attention layers.
     """
 
     mixer: ModuleSpec = ModuleSpec(name="vanilla")
@@ -93,6 +101,16 @@ class ModelSettings(StrictModel):
     residual: ModuleSpec = ModuleSpec(name="pre")
     stack: ModuleSpec | None = None
     dropout: Probability = 0.0
+    encoder_mixer: ModuleSpec | None = None
+    encoder_layers: Depth | None = None
+    cross: ModuleSpec | None = None
+    rnn: RNNConfig | None = None
+
+
+# what a recurrent model does not have
+ATTENTION_SETTINGS = tuple(
+    name for name in ModelSettings.model_fields if name not in ("dim", "dropout", "rnn")
+)
 
 
 def read_model_settings(path: str | Path) -> dict[str, Any]:
@@ -163,6 +181,15 @@ class StoredResult(BaseModel):
 def model_config(spec: RunSpec, task: Task) -> ModelConfig:
     """The model for a task: what the task needs, with the mixer and the size of the run."""
     needs = task.needs
+    if needs.kind != "seq2seq":
+        for name in ("encoder_mixer", "encoder_layers", "cross", "rnn"):
+            if getattr(spec, name) is not None:
+                raise ValueError(
+                    f"{name} is for tasks whose model has an encoder and a decoder, such as "
+                    f"translate; that of {spec.task.name} is of kind {needs.kind!r}."
+                )
+    if spec.rnn is not None:
+        return rnn_config(spec, task)
     ffn = spec.ffn
     if spec.ffn_dim is not None:
         if ffn is None:
@@ -172,6 +199,13 @@ def model_config(spec: RunSpec, task: Task) -> ModelConfig:
         _scale_embeddings(each, spec.position) for each in (needs.input, needs.target)
     )
     assert source is not None
+    encoder = None
+    if spec.encoder_mixer is not None or spec.encoder_layers is not None:
+        encoder = EncoderConfig(
+            layers=spec.encoder_layers or spec.layers,
+            mixer=[spec.encoder_mixer or spec.mixer],
+            stack=spec.stack,
+        )
     return ModelConfig(
         kind=needs.kind,
         input=source,
@@ -189,6 +223,35 @@ def model_config(spec: RunSpec, task: Task) -> ModelConfig:
         position=spec.position,
         dropout=spec.dropout,
         seed=spec.settings.seed,
+        encoder=encoder,
+        cross=spec.cross,
+    )
+
+
+def rnn_config(spec: RunSpec, task: Task) -> ModelConfig:
+    """The recurrent model for a task of text pairs."""
+    for name in ATTENTION_SETTINGS:
+        if getattr(spec, name) != ModelSettings.model_fields[name].get_default():
+            raise ValueError(f"A recurrent model (rnn) has no {name}: leave it out.")
+    needs = task.needs
+    source, target = (
+        # of standard deviation 1, as the states
+        each.model_copy(update={"scale_embeddings": True}) if isinstance(each, TokenInput) else each
+        for each in (needs.input, needs.target)
+    )
+    assert source is not None
+    return ModelConfig(
+        kind="seq2seq",
+        input=source,
+        target=target if isinstance(target, TokenInput) else None,
+        head=needs.head,
+        dim=spec.dim,
+        heads=1,
+        layers=1,
+        length=needs.length,
+        dropout=spec.dropout,
+        seed=spec.settings.seed,
+        rnn=spec.rnn,
     )
 
 
@@ -282,6 +345,7 @@ def run_training(
         peak = device_peak_bytes(group.device)
         result = {
             **trained,
+            "signatures": {each.name: each.signature for each in task.metrics if each.signature},
             "peak_bytes": None if peak is None or idle_bytes is None else peak - idle_bytes,
             "environment": environment()
             | {"processes": group.world_size, "device": describe_device(group.device)},

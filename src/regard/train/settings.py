@@ -39,6 +39,8 @@ class TrainSettings(BaseModel):
         batch_size: Examples per step, over all processes.
         accumulation_steps: Number of parts a batch is split into to save memory (gradient
             accumulation).
+        group_by_length: Put examples of similar lengths into one batch, to pad little, if
+            the task knows the lengths (`Task.lengths_of`).
         label_smoothing: Share of the target probability that is spread over all classes in the
             training loss (Szegedy et al. 2016, arXiv 1512.00567); 0: none. For classes only.
         lr: Peak learning rate; for schedule "noam", the factor of its formula.
@@ -79,6 +81,7 @@ class TrainSettings(BaseModel):
     steps: AtLeastOne = 1000
     batch_size: AtLeastOne = 32
     accumulation_steps: AtLeastOne = 1
+    group_by_length: bool = True
     label_smoothing: Annotated[float, Field(ge=0, lt=1)] = 0.0
     lr: Positive = 1e-3
     weight_decay: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.01

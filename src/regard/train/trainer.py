@@ -139,6 +139,7 @@ class Trainer:
             self.log = MetricsLog(
                 folder, TensorBoardWriter(folder) if settings.tensorboard else None
             )
+        self.lengths = task.lengths_of("train") if settings.group_by_length else None
         self.step, self.tokens, self.loss = 0, 0, math.nan
         self.earlier_seconds = 0.0  # of processes before this one
         self.start_time = time.monotonic()
@@ -244,6 +245,7 @@ class Trainer:
             seed=s.seed,
             rank=group.rank,
             world_size=group.world_size,
+            lengths=self.lengths,
         )
         parts = [
             rows[i :: s.accumulation_steps] for i in range(min(s.accumulation_steps, len(rows)))
@@ -342,6 +344,7 @@ class Trainer:
                 device=self.device,
                 group=group,
                 is_late=is_late,
+                in_training=not kept,
             )
 
     def kept_weights(self) -> AbstractContextManager[None]:
