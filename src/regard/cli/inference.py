@@ -5,15 +5,17 @@ from __future__ import annotations
 import csv as csv_module
 import io
 import itertools
+import sys
 from collections.abc import Iterable, Mapping
 from json import dumps as dump_json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from regard.cli.device_options import DeviceOption, DtypeOption, check_device
-from regard.cli.output import echo, echo_data, print_json, user_errors
+from regard.cli.output import console, echo, echo_data, print_json, user_errors
 from regard.cli.plugins import PluginOption
 from regard.cli.raw_inputs import input_columns, read_inputs
 from regard.models import Decoder, LMHeadConfig, Seq2Seq
@@ -29,11 +31,13 @@ from regard.models.sampling import (
 )
 from regard.models.stopping_criteria import StoppingCriteria
 from regard.tasks.processors import Processor, TextProcessor
+from regard.tasks.rendering import Rendered, RenderedText
 from regard.tasks.tokenizers import Tokenizer
 from regard.train import inference
 from regard.train.inference import TrainedRun, generation_step, load_run
 
 MAX_SHOWN = 60  # characters of an input
+SPAN_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 
 def predict(
@@ -96,6 +100,7 @@ def predict(
         pairs = zip(raw_inputs, predictions, strict=True)
         count, empty = 0, 0
         objects: list[dict[str, Any]] = []
+        colours: dict[str, str] = {}
         for raw, prediction in pairs:
             given = input_columns(processor, raw)
             if json:
@@ -106,6 +111,8 @@ def predict(
                 if not count:
                     echo_data(format_csv_row(values))
                 echo_data(format_csv_row(values.values()))
+            elif (rendered := processor.render(prediction)) is not None:
+                _print_rendered(rendered, colours)
             else:
                 echo(_describe_pair(given, prediction))
             count += 1
@@ -118,6 +125,21 @@ def predict(
                 "stands for no text.",
                 err=True,
             )
+
+
+def _print_rendered(rendered: Rendered, colours: dict[str, str]) -> None:
+    """Print a rendering; on a terminal, each label of the spans of a text has a colour."""
+    if not sys.stdout.isatty() or not isinstance(rendered, RenderedText):
+        echo(rendered.to_text())
+        return
+    shown = Text()
+    for text, label in rendered.pieces():
+        if label is None:
+            shown.append(text)
+            continue
+        colour = colours.setdefault(label, SPAN_COLOURS[len(colours) % len(SPAN_COLOURS)])
+        shown.append(text, f"bold {colour}").append(f" {label}", f"italic {colour}")
+    console().print(shown, soft_wrap=True)
 
 
 def _prediction_processor(run: TrainedRun) -> Processor:

@@ -18,6 +18,7 @@ from regard.tasks.language_modeling import LanguageModeling
 from regard.tasks.listops import ListOps
 from regard.tasks.masked_language_modeling import MaskedLanguageModeling
 from regard.tasks.metrics import MeanMetric, Metric, UndefinedMetric
+from regard.tasks.ner import NamedEntities
 from regard.tasks.pathfinder import Pathfinder
 from regard.tasks.probes import CopyTask, DyckTask, ParityTask, RecallTask, SelectiveCopyTask
 from regard.tasks.processors import Prediction, Processor, TextProcessor
@@ -41,6 +42,7 @@ TASKS: dict[str, type[Task]] = {
     "classify": TextClassification,
     "regress": Regression,
     "tag": Tagging,
+    "ner": NamedEntities,
     "image_folder": ImageFolder,
     "sound_folder": SoundFolder,
     "lm": LanguageModeling,
