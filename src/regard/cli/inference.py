@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv as csv_module
+import inspect
 import io
 import itertools
 import sys
@@ -30,6 +31,7 @@ from regard.models.sampling import (
     TopPFilter,
 )
 from regard.models.stopping_criteria import StoppingCriteria
+from regard.tasks import find_task
 from regard.tasks.processors import Processor, TextProcessor
 from regard.tasks.rendering import Rendered, RenderedText
 from regard.tasks.tokenizers import Tokenizer
@@ -92,7 +94,7 @@ def predict(
             texts=text,
             sources=sources,
             column=column,
-            default_column=arguments.get(text_column, text_column),
+            default_column=arguments.get(text_column) or _default_column(run, text_column),
             encoding=arguments.get("encoding", "utf-8"),
         )
         raw_inputs, copies = itertools.tee(raw_inputs)
@@ -156,6 +158,13 @@ def _prediction_processor(run: TrainedRun) -> Processor:
             f"Evaluate it with: regard eval {run.folder}"
         )
     return run.processor
+
+
+def _default_column(run: TrainedRun, argument: str) -> str:
+    """The column that the task of a run reads by default: the default of an argument."""
+    parameter = inspect.signature(find_task(run.spec.task.name)).parameters.get(argument)
+    default = None if parameter is None else parameter.default
+    return default if isinstance(default, str) else argument
 
 
 def _json_row(row: dict[str, Any]) -> dict[str, Any]:

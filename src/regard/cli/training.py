@@ -71,7 +71,7 @@ def train(
         Path | None,
         typer.Option(
             help="JSON file with parts of the model: mixer, dim, heads, layers, ffn, ffn_dim, "
-            "norm, residual, position, stack, dropout. Options override it."
+            "norm, residual, position, stack, dropout, encoder. Options override it."
         ),
     ] = None,
     mixer: Annotated[

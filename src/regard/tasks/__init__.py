@@ -26,6 +26,7 @@ from regard.tasks.regression import Regression
 from regard.tasks.retrieval import TextRetrieval
 from regard.tasks.sound_folder import SoundFolder
 from regard.tasks.speakers import SpeakerTagging
+from regard.tasks.summarisation import Summarisation
 from regard.tasks.tagging import Tagging
 from regard.tasks.text_classification import TextClassification
 from regard.tasks.translation import Translation
@@ -48,6 +49,7 @@ TASKS: dict[str, type[Task]] = {
     "lm": LanguageModeling,
     "speakers": SpeakerTagging,
     "seq2seq": Translation,
+    "summarise": Summarisation,
     "mlm": MaskedLanguageModeling,
     "listops": ListOps,
     "pathfinder": Pathfinder,

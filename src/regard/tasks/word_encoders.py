@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from regard.models.config import FeatureInput, InputConfig, TokenInput
@@ -239,29 +238,3 @@ def split_windows(
         if cut > first:
             windows.append(Window(start, end, first, cut))
         start, first = following, cut
-
-
-def codes_of_words(words: Sequence[str]) -> np.ndarray:
-    """Words as numbers: the code points plus 1, with a 0 after each word."""
-    return np.array([code for word in words for code in (*(ord(c) + 1 for c in word), 0)])
-
-
-def words_of_codes(codes: Tensor) -> list[str]:
-    """The words of `codes_of_words`; negative numbers are padding."""
-    words: list[list[str]] = [[]]
-    for code in codes.tolist():
-        if code == 0:
-            words.append([])
-        elif code > 0:
-            words[-1].append(chr(code - 1))
-    return ["".join(word) for word in words[:-1]]
-
-
-def codes_of_text(text: str) -> Tensor:
-    """A text as numbers (m): the code points plus 1, so that 0 is padding."""
-    return torch.tensor([ord(character) + 1 for character in text], dtype=torch.int64)
-
-
-def text_of_codes(codes: Tensor) -> str:
-    """The text of `codes_of_text`."""
-    return "".join(chr(code - 1) for code in codes.tolist() if code > 0)

@@ -30,19 +30,16 @@ from regard.tasks.files import ArrayBuilder
 from regard.tasks.processors import Prediction, Processor
 from regard.tasks.rendering import Rendered, RenderedParts, RenderedText
 from regard.tasks.row_splits import SplitRows, copy_notes, hash_bytes
+from regard.tasks.text_codes import codes_of_texts, texts_of_codes
 from regard.tasks.word_encoders import (
     SplitText,
     Window,
     WordEncoder,
-    codes_of_text,
-    codes_of_words,
     join_words,
     split_text,
     split_windows,
-    text_of_codes,
     train_word_encoder,
     word_encoder_from_dict,
-    words_of_codes,
 )
 
 if TYPE_CHECKING:
@@ -118,7 +115,7 @@ class WordTagger(Processor):
             pieces = pieces[: self.windows([len(each) for each in pieces])[0].end]
         return {
             "x": self.to_input(pieces),
-            TEXT: codes_of_text(found.text),
+            TEXT: codes_of_texts([found.text]),
             WORD_STARTS: torch.tensor([start for start, _ in spans]),
             WORD_ENDS: torch.tensor([end for _, end in spans]),
         }
@@ -162,7 +159,7 @@ class WordTagger(Processor):
                 continue
             count = len(self.encoder.starts(tokens))
             spans = zip(starts[row, :count].tolist(), ends[row, :count].tolist(), strict=True)
-            texts.append(SplitText(text_of_codes(codes[row]), list(spans)))
+            texts.append(SplitText(texts_of_codes(codes[row])[0], list(spans)))
         return self.label_texts(output, inputs, texts)
 
     def label_texts(
@@ -318,7 +315,7 @@ class WordLabelling(TokenTask):
                 tokens.append(np.concatenate(pieces[read]).reshape(-1))
                 classes.append(target)
                 ends.append(ends[-1] + len(target))
-                codes = codes_of_words(row.words[read])
+                codes = codes_of_texts(row.words[read]).numpy()
                 words.append(codes)
                 word_ends.append(word_ends[-1] + len(codes))
                 text = " ".join(row.words[own])
@@ -363,7 +360,7 @@ class WordLabelling(TokenTask):
 
     def predict(self, model: Model, batch: Batch) -> list[Prediction]:
         """See `Task`; the text is the words with spaces between them."""
-        texts = [join_words(words_of_codes(row)) for row in batch.targets[WORDS]]
+        texts = [join_words(texts_of_codes(row)) for row in batch.targets[WORDS]]
         return self.processor.label_texts(model(**batch.inputs), batch.inputs, texts)
 
     # ------------------------------------------------------------------------------- baselines
@@ -425,7 +422,7 @@ class WordLabelling(TokenTask):
 
     def render(self, example: Example, prediction: Prediction | None = None) -> Rendered:
         """The text with the spans of its labels, and with those that are predicted."""
-        words = words_of_codes(example.targets[WORDS])
+        words = texts_of_codes(example.targets[WORDS])
         starts = self.processor.encoder.starts(example.inputs["x"])
         classes = example.targets[LABELS][starts].tolist()
         labels = [OUTSIDE if i == IGNORE_INDEX else self.processor.labels[i] for i in classes]

@@ -31,6 +31,7 @@ from regard.json_files import PARTIAL_PREFIX, CorruptFile, name_file, read_json,
 from regard.models import Model, ModelConfig, ModuleSpec, build, save
 from regard.models.config import (
     Depth,
+    EncoderConfig,
     InputConfig,
     PatchInput,
     Probability,
@@ -80,6 +81,8 @@ class ModelSettings(StrictModel):
         residual: Residual connection: where the norm is, and how outputs are added.
         stack: How the layers are combined. None: as the mixer needs, else one after the other.
         dropout: Dropout probability.
+        encoder: Layers, mixers and stack of the encoder of an encoder-decoder, if they differ from
+            those of the decoder: {"layers": 2, "mixer": "local"}.
     """
 
     mixer: ModuleSpec = ModuleSpec(name="vanilla")
@@ -93,6 +96,7 @@ class ModelSettings(StrictModel):
     residual: ModuleSpec = ModuleSpec(name="pre")
     stack: ModuleSpec | None = None
     dropout: Probability = 0.0
+    encoder: EncoderConfig | None = None
 
 
 def read_model_settings(path: str | Path) -> dict[str, Any]:
@@ -188,6 +192,7 @@ def model_config(spec: RunSpec, task: Task) -> ModelConfig:
         stack=spec.stack,
         position=spec.position,
         dropout=spec.dropout,
+        encoder=spec.encoder,
         seed=spec.settings.seed,
     )
 
