@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from regard.errors import check_choice, check_int
+from regard.errors import check_choice, check_int, did_you_mean
 from regard.tasks.base import SPLITS
 from regard.tasks.baselines import Baseline
 from regard.tasks.conll import LABELS as LABEL_COLUMN, TOKENS, read_sentences
@@ -28,7 +28,7 @@ from regard.tasks.row_splits import (
 from regard.tasks.rows import Row, RowIterator, Rows, get_column
 from regard.tasks.tagging import parse_sentence
 from regard.tasks.word_encoders import FEATURES, split_text, word_shape
-from regard.tasks.word_labels import Sentence, WordLabelling
+from regard.tasks.word_labels import OVERFLOWS, Sentence, WordLabelling
 
 TEXT_COLUMN = "text"
 ENTITY_COLUMNS = ("entities", "spans", "label", "labels")  # of spaCy, Prodigy and doccano
@@ -92,7 +92,9 @@ class NamedEntities(WordLabelling):
         seed: int = 0,
     ) -> None:
         check_choice("missing", missing, MISSING)
+        check_choice("overflow", overflow, OVERFLOWS)
         check_int(0, seed=seed)
+        check_int(1, length=length)
         rows = read_sentences(data, encoding, tokens, labels)
         first = next(chain.from_iterable(rows.values()), None)
         if first is None:
@@ -253,10 +255,14 @@ def find_columns(
     where: str, row: Row, text: str, entities: str | None, tokens: str, labels: str
 ) -> tuple[str, str]:
     """The two columns that mark entities, by the first row: words and tags, or text and spans."""
+    if tokens not in row and text not in row:
+        raise ValueError(
+            f"{where} has neither a column {text!r} with a text nor a column {tokens!r} with "
+            f"words: {did_you_mean(text, map(str, row))}"
+        )
     words = row.get(tokens)
     has_words = isinstance(words, list) and not any(isinstance(word, dict) for word in words)
     if entities is None and (has_words or text not in row):
-        get_column(row, tokens, where)
         get_column(row, labels, where)
         return tokens, labels
     get_column(row, text, where)
