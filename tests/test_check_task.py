@@ -14,7 +14,9 @@ from regard.tasks.metrics import MeanMetric
 from regard.tasks.rendering import RenderedText
 from regard.testing import check_task
 from test_file_folders import write_images, write_sounds
+from test_ner import write_entities
 from test_regression import write_houses
+from test_summarisation import write_dialogues
 from test_tagging import write_conll
 from test_translation import write_rows
 
@@ -44,6 +46,11 @@ def arguments(name, folder):
         },
         "regress": lambda: {"data": write_houses(folder / "a.csv"), "target": "price"},
         "tag": lambda: {"data": write_conll(folder / "a.conll"), "tokenizer": "byte"},
+        "ner": lambda: {"data": write_entities(folder / "a.jsonl")},
+        "summarise": lambda: {
+            "data": write_dialogues(folder / "a.jsonl"),
+            **{"source_length": 24, "target_length": 12, "tokenizer": "byte"},
+        },
         "image_folder": lambda: {"data": write_images(folder / "images"), "size": 8},
         "sound_folder": lambda: {"data": write_sounds(folder / "sounds"), "mels": 16},
     }

@@ -102,7 +102,7 @@ def test_lists_reach_a_recipe_as_tuples():
             "ModuleSpec has no 'argument': did you mean 'arguments'",
         ),
         ({"kind": "encodr"}, "'encoder', 'decoder', 'seq2seq' or 'dual_encoder'"),
-        ({"input": {"kind": "words"}}, "'tokens', 'vectors', 'patches'"),
+        ({"input": {"kind": "words"}}, "'tokens', 'features', 'vectors', 'patches'"),
         ({"dim": 8.5}, "dim"),
         ({"dim": "8"}, "valid integer"),
         ({"layers": 0}, "greater than or equal to 1"),

@@ -25,6 +25,11 @@ def sentences(count):
     return rows
 
 
+def words_and_starts(task, x):
+    encoder = task.processor.encoder
+    return encoder.decode(x), encoder.starts(x)
+
+
 def write_conll(path, count=60, extra="", start=""):
     text = "\n".join(
         "".join(f"{word}{extra}\t{label}\n" for word, label in zip(*row, strict=True))
@@ -42,7 +47,7 @@ def test_labels_are_at_the_first_token_of_each_word(tmp_path, tokenizer):
     assert sum(map(task.size, SPLITS)) == 60 and task.metric.name == "entity_f1"
     example = task.example("train", 0)
     labels = example.targets["labels"]
-    words, starts = task.processor.words(example.inputs["x"].tolist())
+    words, starts = words_and_starts(task, example.inputs["x"])
     assert words == sentences(1)[0][0]
     assert [task.processor.labels[i] for i in labels[starts].tolist()] == sentences(1)[0][1]
     assert int((labels != IGNORE_INDEX).sum()) == 7
@@ -51,7 +56,7 @@ def test_labels_are_at_the_first_token_of_each_word(tmp_path, tokenizer):
 def test_conll_comments_documents_and_a_hash_that_is_a_word(tmp_path):
     start = "-DOCSTART- -X- O\n\n# id 7\n#\tO\nyes\tO\n\r\n \t\n"
     task = create_task("tag", data=write_conll(tmp_path / "a.txt", start=start), tokenizer="byte")
-    words = task.processor.words(task.example("train", 0).inputs["x"].tolist())[0]
+    words = words_and_starts(task, task.example("train", 0).inputs["x"])[0]
     assert words == ["#", "yes"] and sum(map(task.size, SPLITS)) == 61
 
 
@@ -135,13 +140,15 @@ def test_labels_that_mark_no_entities_are_scored_per_word(tmp_path):
 def test_predictions_have_spans_with_offsets(tmp_path):
     task = create_task("tag", data=write_conll(tmp_path / "a.conll"), tokenizer="byte")
     encoded = task.processor.encode("Ada Lovelace, in Paris")
-    words, starts = task.processor.words(encoded["x"].tolist())
+    words, starts = words_and_starts(task, encoded["x"])
     assert words == ["Ada", "Lovelace", ",", "in", "Paris"]
     output = torch.zeros(1, len(encoded["x"]), task.classes)
     for start, label in zip(starts, ["B-per", "I-per", "O", "O", "B-loc"], strict=True):
         output[0, start, task.processor.labels.index(label)] = 1
     (prediction,) = task.processor.decode(output, {"x": encoded["x"][None]})
     assert prediction["text"] == "Ada Lovelace , in Paris"
+    scores = [span.pop("score") for span in prediction["spans"]]
+    assert all(0.1 < score < 0.8 for score in scores)
     assert prediction["spans"] == [
         {"start": 0, "end": 12, "label": "per", "text": "Ada Lovelace"},
         {"start": 18, "end": 23, "label": "loc", "text": "Paris"},
@@ -153,7 +160,7 @@ def test_predictions_have_spans_with_offsets(tmp_path):
 def test_long_sentences_are_cut_between_words_and_counted(tmp_path):
     task = create_task("tag", data=write_conll(tmp_path / "a.conll"), tokenizer="byte", length=20)
     example = task.example("train", 0)
-    assert task.processor.words(example.inputs["x"].tolist())[0] == ["Ada", "Lovelace", "met"]
+    assert words_and_starts(task, example.inputs["x"])[0] == ["Ada", "Lovelace", "met"]
     assert any("60 sentences have more than 20 tokens" in note for note in task.notes())
 
 

@@ -10,7 +10,10 @@ from regard.tasks.metrics import Bits
 from regard.tasks.probes import BLANK, FIRST, QUERY
 from token_examples import token_batch, tokens_and_labels, total
 
-NEED_DATA = {"regress", "tag", "image_folder", "sound_folder", "seq2seq", "translate"}
+NEED_DATA = {
+    *("regress", "tag", "ner", "image_folder", "sound_folder"),
+    *("seq2seq", "translate", "summarise"),
+}
 WITHOUT_DATA = [name for name in TASKS if name not in NEED_DATA]
 
 

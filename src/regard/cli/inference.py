@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import csv as csv_module
+import inspect
 import io
 import itertools
+import sys
 from collections.abc import Iterable, Mapping
 from json import dumps as dump_json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.text import Text
 
 from regard.cli.alignment_figure import check_alignment, draw_alignments
 from regard.cli.device_options import DeviceOption, DtypeOption, check_device
-from regard.cli.output import echo, echo_data, print_json, user_errors
+from regard.cli.output import console, echo, echo_data, print_json, user_errors
 from regard.cli.plugins import PluginOption
 from regard.cli.raw_inputs import input_columns, read_inputs
 from regard.models import Decoder, EncoderDecoder, LMHeadConfig
@@ -29,12 +32,15 @@ from regard.models.sampling import (
     TopPFilter,
 )
 from regard.models.stopping_criteria import StoppingCriteria
+from regard.tasks import find_task
 from regard.tasks.processors import Processor, TextProcessor
+from regard.tasks.rendering import Rendered, RenderedText
 from regard.tasks.tokenizers import Tokenizer
 from regard.train import inference
 from regard.train.inference import TrainedRun, generation_step, load_run
 
 MAX_SHOWN = 60  # characters of an input
+SPAN_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
 
 
 def predict(
@@ -99,7 +105,7 @@ def predict(
             texts=text,
             sources=sources,
             column=column,
-            default_column=arguments.get(text_column, text_column),
+            default_column=arguments.get(text_column) or _default_column(run, text_column),
             encoding=arguments.get("encoding", "utf-8"),
         )
         raw_inputs, copies = itertools.tee(raw_inputs)
@@ -108,6 +114,7 @@ def predict(
         count, empty, truncated = 0, 0, 0
         aligned: list[tuple[str, str]] = []
         objects: list[dict[str, Any]] = []
+        colours: dict[str, str] = {}
         for raw, prediction in pairs:
             given = input_columns(processor, raw)
             if json:
@@ -120,6 +127,8 @@ def predict(
                 echo_data(format_csv_row(values.values()))
             elif writes_text:  # a line for each line
                 echo(" ".join(str(prediction["text"]).split()))
+            elif (rendered := processor.render(prediction)) is not None:
+                _print_rendered(rendered, colours)
             else:
                 echo(_describe_pair(given, prediction))
             if writes_text:
@@ -146,6 +155,21 @@ def predict(
             )
 
 
+def _print_rendered(rendered: Rendered, colours: dict[str, str]) -> None:
+    """Print a rendering; on a terminal, each label of the spans of a text has a colour."""
+    if not sys.stdout.isatty() or not isinstance(rendered, RenderedText):
+        echo(rendered.to_text())
+        return
+    shown = Text()
+    for text, label in rendered.pieces():
+        if label is None:
+            shown.append(text)
+            continue
+        colour = colours.setdefault(label, SPAN_COLOURS[len(colours) % len(SPAN_COLOURS)])
+        shown.append(text, f"bold {colour}").append(f" {label}", f"italic {colour}")
+    console().print(shown, soft_wrap=True)
+
+
 def _prediction_processor(run: TrainedRun) -> Processor:
     """The processor of a run that can predict."""
     assert run.model.config is not None
@@ -160,6 +184,13 @@ def _prediction_processor(run: TrainedRun) -> Processor:
             f"Evaluate it with: regard eval {run.folder}"
         )
     return run.processor
+
+
+def _default_column(run: TrainedRun, argument: str) -> str:
+    """The column that the task of a run reads by default: the default of an argument."""
+    parameter = inspect.signature(find_task(run.spec.task.name)).parameters.get(argument)
+    default = None if parameter is None else parameter.default
+    return default if isinstance(default, str) else argument
 
 
 def _json_row(row: dict[str, Any]) -> dict[str, Any]:

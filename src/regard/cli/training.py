@@ -19,7 +19,7 @@ from regard.progress import ProgressBar, progress_bar
 from regard.train import Diverged, Interrupted, ProcessLost
 from regard.train.checkpoint import latest_checkpoint
 from regard.train.distributed import is_main_process
-from regard.train.evaluation import describe_values
+from regard.train.evaluation import breakdown_table, describe_values
 from regard.train.inference import evaluate, load_run
 from regard.train.overview import RunOverview
 from regard.train.plateau import PlateauDetector
@@ -463,6 +463,7 @@ def format_duration(seconds: float) -> str:
 def _print_result(folder: Path, result: dict[str, Any]) -> None:
     to, metric, curve = console(), result["metric"], result["curve"]
     to.print(plot_text([row["step"] for row in curve], [row["valid"] for row in curve], metric))
+    _print_breakdowns(result)
     speed = result["tokens"] / max(result["seconds"], 1e-9)
     step = result.get("best_step")
     at = "" if step is None else f" at step {step:,}"
@@ -478,6 +479,12 @@ def _print_result(folder: Path, result: dict[str, Any]) -> None:
         f"{result['parameters']:,} parameters"
     )
     to.print(f"saved to {folder}")
+
+
+def _print_breakdowns(result: dict[str, Any]) -> None:
+    """Print the tables of metrics that have one, such as F1 by type."""
+    for name, rows in result.get("breakdown", {}).items():
+        echo(breakdown_table(name, rows).to_text())
 
 
 def eval_command(
@@ -519,5 +526,6 @@ def eval_command(
         names = {"task": run.spec.task.name, "mixer": run.spec.mixer.name}
         print_json({"folder": str(folder), **names, **metrics})
         return
+    _print_breakdowns(metrics)
     numbers = {k: value for k, value in metrics.items() if isinstance(value, float)}
     echo(f"{describe_values(task, numbers)} over {metrics['examples']:,} examples of {split}")

@@ -12,6 +12,7 @@ from torch import Tensor
 from regard.errors import format_validation_error
 from regard.models import Model, ModelConfig, build, module_spec
 from regard.models.config import (
+    FeatureInput,
     LMHeadConfig,
     MaskedLMHeadConfig,
     PatchInput,
@@ -116,6 +117,8 @@ def example_batch(config: ModelConfig, length: int, batch: int) -> tuple[Tensor,
         first = torch.zeros(batch, image.channels, image.height, image.width)
     elif isinstance(config.input, VectorInput):
         first = torch.zeros(batch, length, config.input.width)
+    elif isinstance(config.input, FeatureInput):
+        first = torch.zeros(batch, config.input.features_per_token, length, dtype=torch.long)
     else:
         first = torch.zeros(batch, length, dtype=torch.long)
     if config.kind != "seq2seq":

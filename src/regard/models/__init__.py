@@ -4,6 +4,7 @@ from regard.models.beam import BeamSearchConfig, beam_search
 from regard.models.build import build
 from regard.models.config import (
     EncoderConfig,
+    FeatureInput,
     LMHeadConfig,
     MaskedLMHeadConfig,
     MatchingHeadConfig,
@@ -76,6 +77,7 @@ __all__ = [
     "RNNSeq2Seq",
     "TokenClassificationHeadConfig",
     "TokenInput",
+    "FeatureInput",
     "VectorInput",
     "Decoder",
     "Encoder",

@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, model_validator
 
 from regard.models.embeddings import (
+    FeatureInput as FeatureInput,
     InputConfig as InputConfig,
     InputSpec as InputSpec,
     PatchInput as PatchInput,
@@ -75,7 +76,7 @@ class ModelConfig(StrictModel):
     Attributes:
         kind: "encoder", "decoder" (causal), "seq2seq" (encoder and decoder with cross-attention) or
             "dual_encoder" (one encoder reads two sequences separately; the head matches them).
-        input: `TokenInput`, `VectorInput` or `PatchInput`.
+        input: `TokenInput`, `FeatureInput`, `VectorInput` or `PatchInput`.
         head: Head, or None to return the tokens (b, n, d).
         length: Maximum sequence length, for positional encodings and mixers that need one.
         mixer: Recipe of each layer, or a few recipes that repeat.

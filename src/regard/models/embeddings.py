@@ -382,7 +382,83 @@ def conv_stem(channels: int, dim: int, patch_size: int) -> nn.Sequential:
     return nn.Sequential(*modules)
 
 
-InputConfig = Annotated[TokenInput | VectorInput | PatchInput, Field(discriminator="kind")]
+# ----------------------------------------------------------------------------------------- features
+class FeatureInput(InputSpec):
+    """Feature ids (b, k, n): each token has k features, such as a word, its shape and its affixes.
+
+    Attributes:
+        num_features: Number of different features; id 0 is an unknown one.
+        features_per_token: k.
+    """
+
+    kind: Literal["features"] = "features"
+    num_features: VocabSize
+    features_per_token: Size
+
+    def count_tokens(self, x: Tensor) -> int:
+        """See `InputSpec`."""
+        return x.shape[0] * x.shape[-1]
+
+    def build(self, context: EmbeddingContext) -> FeatureEmbedding:
+        """See `InputSpec`."""
+        return FeatureEmbedding(
+            self.num_features,
+            self.features_per_token,
+            context.dim,
+            position=context.position(context.dim, context.length, None),
+            norm=context.norm(context.dim),
+            dropout=context.dropout,
+        )
+
+
+class FeatureEmbedding(InputEmbedding):
+    """Feature ids (b, k, n) -> norm(sum of the k embeddings) + position, (b, n, d).
+
+    Unknown features (id 0) and padding add nothing.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        features_per_token: int,
+        dim: int,
+        *,
+        position: nn.Module,
+        norm: Norm,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.features_per_token = features_per_token
+        self.tokens = nn.Embedding(num_features, dim, padding_idx=0)
+        self.position, self.norm, self.dropout = position, norm, nn.Dropout(dropout)
+        with torch.no_grad():
+            nn.init.normal_(self.tokens.weight, std=0.05)
+            self.tokens.weight[0].zero_()
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        *,
+        token_type_ids: Tensor | None = None,
+        start: int | Tensor = 0,
+    ) -> Embedded:
+        """See `InputEmbedding`."""
+        refuse_token_types(token_type_ids)
+        if x.dim() != 3 or x.shape[1] != self.features_per_token:
+            raise ValueError(
+                f"features must have the shape (b, {self.features_per_token}, n), not "
+                f"{tuple(x.shape)}"
+            )
+        rows = None if mask is None else mask[:, None].expand_as(x).flatten(1)
+        ids = check_ids(x.flatten(1), rows, self.tokens.num_embeddings, "feature")
+        y = self.norm(self.tokens(ids.view_as(x)).sum(1), mask)
+        return self.dropout(self.position(y, start)), mask
+
+
+InputConfig = Annotated[
+    TokenInput | FeatureInput | VectorInput | PatchInput, Field(discriminator="kind")
+]
 
 
 def refuse_token_types(token_type_ids: Tensor | None) -> None:

@@ -18,6 +18,7 @@ from regard.tasks.language_modeling import LanguageModeling
 from regard.tasks.listops import ListOps
 from regard.tasks.masked_language_modeling import MaskedLanguageModeling
 from regard.tasks.metrics import MeanMetric, Metric, UndefinedMetric
+from regard.tasks.ner import NamedEntities
 from regard.tasks.pathfinder import Pathfinder
 from regard.tasks.probes import CopyTask, DyckTask, ParityTask, RecallTask, SelectiveCopyTask
 from regard.tasks.processors import Prediction, Processor, TextProcessor
@@ -25,6 +26,7 @@ from regard.tasks.regression import Regression
 from regard.tasks.retrieval import TextRetrieval
 from regard.tasks.sound_folder import SoundFolder
 from regard.tasks.speakers import SpeakerTagging
+from regard.tasks.summarisation import Summarisation
 from regard.tasks.tagging import Tagging
 from regard.tasks.text_classification import TextClassification
 from regard.tasks.translation import TextToText, Translation
@@ -41,12 +43,14 @@ TASKS: dict[str, type[Task]] = {
     "classify": TextClassification,
     "regress": Regression,
     "tag": Tagging,
+    "ner": NamedEntities,
     "image_folder": ImageFolder,
     "sound_folder": SoundFolder,
     "lm": LanguageModeling,
     "speakers": SpeakerTagging,
     "seq2seq": TextToText,
     "translate": Translation,
+    "summarise": Summarisation,
     "mlm": MaskedLanguageModeling,
     "listops": ListOps,
     "pathfinder": Pathfinder,

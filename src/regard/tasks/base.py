@@ -52,8 +52,8 @@ class Example(NamedTuple):
 
     Attributes:
         inputs: Tensors by the names of the arguments of the model: `x` with tokens (n) of int64,
-            vectors (n, width), an image (channels, height, width) or a pair (2, n), padded with 0;
-            or `source` and `target` with tokens (m) and (n).
+            feature ids (k, n) with k > 2, vectors (n, width), an image (channels, height, width) or
+            a pair (2, n), padded with 0; or `source` and `target` with tokens (m) and (n).
         targets: Tensors by name. The default losses and metrics read `labels`: a class, (n) classes
             with IGNORE_INDEX where there is none, or numbers (o).
     """
@@ -332,8 +332,8 @@ def with_prediction(text: str, prediction: Prediction | None) -> RenderedText:
 def collate(examples: Sequence[Example]) -> Batch:
     """Combine examples into a batch.
 
-    Sequences are padded at the end to the longest: tokens (n) and pairs (2, n) with 0, vectors
-    (n, width) with 0, targets per token with IGNORE_INDEX. Images must have equal sizes.
+    Sequences are padded at the end to the longest: tokens (n), pairs (2, n), feature ids (k, n) and
+    vectors (n, width) with 0, targets per token with IGNORE_INDEX. Images must have equal sizes.
     """
     if not examples:
         raise ValueError("A batch needs at least one example.")
@@ -378,7 +378,8 @@ def pad_sequences(name: str, tensors: Sequence[Tensor]) -> tuple[Tensor, Tensor 
             "differ in length only."
         )
     padded = torch.stack(rows)
-    is_pair = axis == -1 and padded.dim() == 3  # each sequence of a pair has its own padding
+    # each sequence of a pair has its own padding; more rows are the features of one sequence
+    is_pair = axis == -1 and padded.dim() == 3 and padded.shape[1] == 2
     mask = padded != 0 if is_pair else torch.arange(longest) < lengths[:, None]
     return padded, None if mask.all() else mask
 

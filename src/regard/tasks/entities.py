@@ -59,9 +59,10 @@ def find_entities(labels: Sequence[str]) -> list[Entity]:
 
 
 class EntityF1(Metric):
-    """F1 of entities: right only with the same words and kind (micro average, as in conlleval).
+    """F1 of entities: right only with the same words and type (micro average, as in conlleval).
 
-    The statistics of an example are its true positives, false positives and false negatives.
+    The statistics of an example are its true positives, false positives and false negatives of
+    each type.
 
     Args:
         labels: The tags, by class.
@@ -71,6 +72,7 @@ class EntityF1(Metric):
 
     def __init__(self, labels: Sequence[str]) -> None:
         self.labels = tuple(labels)
+        self.kinds = sorted({label.partition("-")[2] for label in labels if label != OUTSIDE})
 
     def update(self, output: Any, batch: Batch, predictions: Sequence[Any]) -> Tensor:
         """See `Metric`: logits (b, n, c), and a target at the first token of each word."""
@@ -78,17 +80,40 @@ class EntityF1(Metric):
         statistics = []
         for target, predicted in zip(targets, chosen, strict=True):
             words = target != IGNORE_INDEX
-            right, found = (self._entities(row[words].tolist()) for row in (target, predicted))
-            both = len(right & found)
-            statistics.append((both, len(found) - both, len(right) - both))
-        return torch.tensor(statistics, dtype=torch.float64)
+            tags = ([self.labels[i] for i in row[words].tolist()] for row in (target, predicted))
+            statistics.append(self.count(*tags))
+        return torch.stack(statistics)
 
-    def _entities(self, classes: Sequence[int]) -> set[Entity]:
-        return set(find_entities([self.labels[each] for each in classes]))
+    def count(self, target: Sequence[str], predicted: Sequence[str]) -> Tensor:
+        """The statistics (3 · types) of the tags (n) of a sentence."""
+        right, found = set(find_entities(target)), set(find_entities(predicted))
+        counts = torch.zeros(len(self.kinds), 3, dtype=torch.float64)
+        for column, entities in enumerate((right & found, found - right, right - found)):
+            for entity in entities:
+                counts[self.kinds.index(entity.kind), column] += 1
+        return counts.flatten()
 
     def compute(self, statistics: Tensor) -> float:
         """See `Metric`."""
-        both, wrong, missed = statistics.sum(0).tolist()
+        both, wrong, missed = statistics.view(-1, 3).sum(0).tolist()
         if not both + wrong + missed:
             raise UndefinedMetric(f"{self.name} has no value: there is no entity.")
         return float(2 * both / (2 * both + wrong + missed))
+
+    def breakdown(self, statistics: Tensor) -> dict[str, dict[str, float]]:
+        """See `Metric`: precision, recall, F1 and the number of entities of each type."""
+        rows = statistics.view(len(statistics), -1, 3).sum(0)
+        return {
+            name: _precision_and_recall(*counts.tolist())
+            for name, counts in zip([*self.kinds, "all types"], [*rows, rows.sum(0)], strict=True)
+        }
+
+
+def _precision_and_recall(both: float, wrong: float, missed: float) -> dict[str, float]:
+    """Precision, recall, F1 (0 without entities, as in scikit-learn) and the number of entities."""
+    return {
+        "precision": both / max(both + wrong, 1),
+        "recall": both / max(both + missed, 1),
+        "f1": 2 * both / max(2 * both + wrong + missed, 1),
+        "support": int(both + missed),
+    }

@@ -70,6 +70,11 @@ class Metric(ABC):
         """The statistics of several batches or processes together."""
         return torch.cat(list(parts))
 
+    def breakdown(self, statistics: Tensor) -> dict[str, dict[str, float]]:
+        """Parts of the value, such as those of each type: numbers by name in rows by name; empty:
+        there are none."""
+        return {}
+
     def format_value(self, value: float) -> str:
         """The value with its unit: "0.931", "12.3 dB"."""
         return f"{value:{self.format}}{self.unit and ' '}{self.unit}"

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from regard.errors import check_int
+from regard.tasks.rendering import Rendered
 from regard.tasks.tokenizers import EMPTY, Tokenizer, tokenizer_from_dict
 
 if TYPE_CHECKING:
@@ -49,6 +50,10 @@ class Processor(ABC):
     def predict(self, model: Model, inputs: Mapping[str, Tensor | None]) -> list[Prediction]:
         """The predictions of a batch. By default those of the output of the model."""
         return self.decode(model(**inputs), inputs)
+
+    def render(self, prediction: Prediction) -> Rendered | None:
+        """How a person sees a prediction; None: as a line with its values."""
+        return None
 
     @abstractmethod
     def to_dict(self) -> dict[str, Any]:

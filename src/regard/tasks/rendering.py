@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -32,15 +32,25 @@ class RenderedText(Rendered):
     text: str
     spans: Sequence[tuple[int, int, str]] = ()
 
-    def to_text(self) -> str:
-        """See `Rendered`: spans are written as [text](label)."""
-        pieces, end = [], 0
+    def pieces(self) -> Iterator[tuple[str, str | None]]:
+        """The text in order, in pieces with the label of their span or None; of spans that overlap,
+        the first."""
+        end = 0
         for start, stop, label in sorted(self.spans, key=lambda span: span[:2]):
             if start < end:
-                continue  # overlaps the span before it
-            pieces += [self.text[end:start], f"[{self.text[start:stop]}]({label})"]
+                continue
+            if start > end:
+                yield self.text[end:start], None
+            yield self.text[start:stop], label
             end = stop
-        return "".join([*pieces, self.text[end:]])
+        if end < len(self.text):
+            yield self.text[end:], None
+
+    def to_text(self) -> str:
+        """See `Rendered`: spans are written as [text](label)."""
+        return "".join(
+            text if label is None else f"[{text}]({label})" for text, label in self.pieces()
+        )
 
 
 @dataclass(frozen=True)

@@ -351,14 +351,18 @@ def choose_tokenizer(texts: Iterable[str]) -> str:
 
 def tokenizer_of_run(folder: Path) -> Tokenizer:
     """The tokenizer that a run was trained with."""
+    return tokenizer_from_dict(saved_tokenizer_of_run(folder))
+
+
+def saved_tokenizer_of_run(folder: Path) -> dict[str, Any]:
+    """What a run saved of its tokenizer."""
     path = folder / "task.json"
     if not path.is_file():
         raise ValueError(f"{folder} is not a run: it has no {path.name}.")
     try:
-        content = read_json(path)["processor"]["tokenizer"]
+        return dict(read_json(path)["processor"]["tokenizer"])
     except (KeyError, TypeError):
         raise ValueError(f"Run {folder} has no tokenizer: its task does not read texts.") from None
-    return tokenizer_from_dict(content)
 
 
 def tokenizer_from_dict(content: dict[str, Any]) -> Tokenizer:

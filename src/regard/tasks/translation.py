@@ -109,6 +109,7 @@ class TextToTextProcessor(Processor):
         check_int(1, beams=beams)
         self.search = BeamSearchConfig(beams, length_penalty=length_penalty)
         self.tokenizer, self.length, self.beams = tokenizer, length, beams
+        self.source_length = length
         self.lowercase, self.own_target_tokenizer = lowercase, target_tokenizer
         self.target_tokenizer = tokenizer if target_tokenizer is None else target_tokenizer
         self.start = self.target_tokenizer.vocab_size
@@ -118,11 +119,11 @@ class TextToTextProcessor(Processor):
         """The first tokens (n) of a source, at least one."""
         if self.lowercase:
             text = text.lower()
-        return first_tokens(self.tokenizer, text, self.length)[0]
+        return first_tokens(self.tokenizer, text, self.source_length)[0]
 
     def truncates(self, text: str) -> bool:
         """Whether a source has more tokens than the model reads."""
-        return first_tokens(self.tokenizer, text, self.length)[1]
+        return first_tokens(self.tokenizer, text, self.source_length)[1]
 
     def encode(self, raw: Any) -> dict[str, Tensor]:
         """See `Processor`: the tokens of a source text, and the start of the target."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from regard.tasks.base import Batch, Task
 from regard.tasks.metrics import UndefinedMetric
+from regard.tasks.rendering import RenderedTable
 from regard.train.distributed import WorkerGroup
 
 if TYPE_CHECKING:
@@ -46,6 +47,14 @@ class Evaluation:
             except UndefinedMetric:
                 continue
         return found
+
+    def breakdowns(self) -> dict[str, dict[str, dict[str, float]]]:
+        """The tables of the metrics that have one, by name."""
+        tables = {
+            metric.name: metric.breakdown(self.statistics[metric.name])
+            for metric in self.task.metrics
+        }
+        return {name: table for name, table in tables.items() if table}
 
 
 @torch.no_grad()
@@ -101,6 +110,16 @@ def evaluate_examples(
         merged,
         sum(row[3] for row in rows) / max(targets, 1),
     )
+
+
+def breakdown_table(title: str, rows: Mapping[str, Mapping[str, float]]) -> RenderedTable:
+    """A breakdown of a metric as a table: counts as they are, shares with three digits."""
+    columns = list(next(iter(rows.values())))
+    cells = [
+        [name, *(str(v) if isinstance(v, int) else f"{v:.3f}" for v in row.values())]
+        for name, row in rows.items()
+    ]
+    return RenderedTable([title, *columns], cells)
 
 
 def describe_values(task: Task, values: dict[str, Any]) -> str:

@@ -137,7 +137,8 @@ def evaluate(
     batch_size: int = 32,
     dtype: str | torch.dtype = "float32",
 ) -> dict[str, Any]:
-    """Evaluate a model, on the device of its weights: all metrics of the task, and the loss.
+    """Evaluate a model, on the device of its weights: all metrics of the task, and the loss; under
+    "breakdown" the tables of metrics that have one, such as F1 by type.
 
     Args:
         split: "train", "valid" or "test".
@@ -165,7 +166,9 @@ def evaluate(
         batch_size=batch_size,
         device=device,
     )
-    return {"split": split, "examples": wanted, **evaluation.values(), "loss": evaluation.loss}
+    values = {"split": split, "examples": wanted, **evaluation.values(), "loss": evaluation.loss}
+    tables = evaluation.breakdowns()
+    return {**values, "breakdown": tables} if tables else values
 
 
 # ----------------------------------------------------------------------------------------- predict

@@ -68,6 +68,7 @@ class TrainResult(NamedTuple):
         test: Metric on a random sample of `examples` examples of the test split, with the weights
             that are kept: the best or the last, see `TrainSettings.keep`.
         metrics: All metrics on the same examples, by name.
+        breakdown: Tables of the metrics that have one, by name, such as F1 by type.
         metric: Name of the first metric, which `best` and `test` are.
         higher_is_better: Direction of that metric.
         stopped: Why training stopped: "steps", "seconds" or "patience".
@@ -84,6 +85,7 @@ class TrainResult(NamedTuple):
     test: float
     examples: int
     metrics: dict[str, float]
+    breakdown: dict[str, dict[str, dict[str, float]]]
     metric: str
     higher_is_better: bool
     stopped: str
@@ -182,6 +184,7 @@ class Trainer:
             test=self.test.value,
             examples=len(self.test.indices),
             metrics=self.test.values(),
+            breakdown=self.test.breakdowns(),
             metric=self.task.metric.name,
             higher_is_better=self.task.metric.higher_is_better,
             stopped=stopped,
