@@ -161,7 +161,7 @@ def test_a_source_without_a_common_tensor_is_refused(tmp_path):
     for name, _ in list(models[1].named_children()):
         models[1].add_module(f"other_{name}", models[1]._modules.pop(name))
     with pytest.raises(ValueError, match="no weights in common"):
-        transfer_weights(models[1], tmp_path, same_tokens=True, same_targets=False)
+        transfer_weights(models[1], tmp_path, shared_tokens=None, same_targets=False)
 
 
 def test_the_tokenizer_of_a_run(source, tmp_path):

@@ -48,6 +48,11 @@ class MaskedTextProcessor(TextProcessor):
             raise ValueError(f"The first {MASK} comes after {self.length} tokens.")
         return {"x": torch.tensor(tokens[: self.length])}
 
+    def encode_for_embedding(self, raw: Any) -> dict[str, Tensor]:
+        """See `Processor`: a text, with or without "[MASK]"."""
+        has_mask = isinstance(raw, str) and MASK in raw
+        return self.encode(raw) if has_mask else super().encode(raw)
+
     def decode(self, output: Tensor, inputs: Mapping[str, Tensor | None]) -> list[Prediction]:
         """See `Processor`: the text with the hidden tokens filled in, and for each of them the most
         probable tokens with their probabilities."""
@@ -84,7 +89,9 @@ class MaskedLanguageModeling(LanguageModeling):
     1810.04805).
 
     Of the tokens 15 % are selected, at least one. Of these, 80 % become a mask, 10 % a random
-    token, and 10 % stay. What is masked in an example follows from its number. The metric is bits
+    token, and 10 % stay. What is masked in an example follows from its number: the masks of valid
+    and test are always the same. A training example is a new window with a mask of its own, so a
+    text that is read again is masked anew (Liu et al. 2019, arXiv 1907.11692). The metric is bits
     per selected token.
 
     Args: as of the task `lm`.
