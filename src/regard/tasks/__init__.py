@@ -27,6 +27,7 @@ from regard.tasks.sound_folder import SoundFolder
 from regard.tasks.speakers import SpeakerTagging
 from regard.tasks.tagging import Tagging
 from regard.tasks.text_classification import TextClassification
+from regard.tasks.text_pairs import TextPairClassification
 from regard.tasks.translation import Translation
 
 ENTRY_POINT_GROUP = "regard.tasks"
@@ -39,6 +40,7 @@ TASKS: dict[str, type[Task]] = {
     "parity": ParityTask,
     "dyck": DyckTask,
     "classify": TextClassification,
+    "pair": TextPairClassification,
     "regress": Regression,
     "tag": Tagging,
     "image_folder": ImageFolder,

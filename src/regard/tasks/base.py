@@ -53,7 +53,8 @@ class Example(NamedTuple):
     Attributes:
         inputs: Tensors by the names of the arguments of the model: `x` with tokens (n) of int64,
             vectors (n, width), an image (channels, height, width) or a pair (2, n), padded with 0;
-            or `source` and `target` with tokens (m) and (n).
+            or `source` and `target` with tokens (m) and (n). Models with token types also take
+            `token_type_ids` (n).
         targets: Tensors by name. The default losses and metrics read `labels`: a class, (n) classes
             with IGNORE_INDEX where there is none, or numbers (o).
     """

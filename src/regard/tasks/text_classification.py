@@ -108,7 +108,8 @@ class TextClassification(TokenTask):
         seed: int = 0,
     ) -> None:
         check_choice("missing", missing, MISSING)
-        check_choice("causal", causal, (False, True))
+        if not isinstance(causal, bool):
+            raise ValueError(f"causal must be True or False, not {causal!r}")
         self.causal = causal
         check_int(0, seed=seed)
         if length is not None:

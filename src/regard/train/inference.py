@@ -83,7 +83,9 @@ class TrainedRun:
             if isinstance(model, Seq2Seq):
                 return model.encode(cast(Tensor, batch.inputs["source"]), mask)
             if isinstance(model, SingleStackModel):
-                hidden: tuple[Tensor, Tensor | None] = model.backbone(batch.inputs["x"], mask)
+                hidden: tuple[Tensor, Tensor | None] = model.backbone(
+                    batch.inputs["x"], mask, token_type_ids=batch.inputs.get("token_type_ids")
+                )
                 return hidden
         raise ValueError(
             f"A {type(model).__name__} reads pairs of sequences and has no vector for each input."
