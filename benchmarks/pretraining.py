@@ -4,9 +4,9 @@ labelled rows, beside training from scratch and a baseline without a network.
     python benchmarks/pretraining.py DATA               about 20 minutes on one core
     python benchmarks/pretraining.py DATA --table       the table of the stored scores
 
-DATA is a folder with wikitext-2/, bbc-news/ and wnut17/. One encoder is pretrained on WikiText-2 and
-on the training texts of both tasks, without their labels: `classify` on BBC News (5 classes;
-articles are split by a fixed permutation into 1,425 for training, 200 for validation, 600 for
+DATA is a folder with wikitext-2/, bbc-news/ and wnut17/. One encoder is pretrained on WikiText-2
+and on the training texts of both tasks, without their labels: `classify` on BBC News (5 classes;
+articles are split by a fixed permutation into 1,425 for training, 200 for validation and 600 for
 testing) and `tag` on WNUT17 (entities in tweets, its own splits). The word pieces are learned on
 the same text, and are those of all runs. Both arms have the same model, steps and two learning
 rates, of which the better by the validation split counts.

@@ -68,9 +68,10 @@ def test_c_tf_idf_is_the_formula_of_the_paper():
     documents, labels = corpus(30)
     classes = np.array([list(SUBJECTS).index(label) for label in labels])
     classes[4] = -1  # in no topic
-    counts = count_words(documents)
+    counts = count_words(documents, max_df=1)
     assert "the" not in counts.words and {"goal", "year"} <= set(counts.words)
     found = c_tf_idf(counts.counts, classes, 3)
+    reduced = c_tf_idf(counts.counts, classes, 3, reduce_frequent_words=True)
     joined = [[] for _ in range(3)]
     for text, label in zip(counts.texts, classes, strict=True):
         if label >= 0:
@@ -81,6 +82,9 @@ def test_c_tf_idf_is_the_formula_of_the_paper():
         total = sum(words.count(word) for words in joined)
         expected = joined[topic].count(word) * math.log(1 + mean / total)
         assert abs(found[topic, number] - expected) < 1e-12
+        share = joined[topic].count(word) / len(joined[topic])
+        expected = math.sqrt(share) * math.log(1 + mean / total)
+        assert abs(reduced[topic, number] - expected) < 1e-12
 
 
 # --------------------------------------------------------------------------------------- coherence
@@ -176,7 +180,8 @@ def test_baselines_find_the_topics_of_separate_words(name):
     counts = count_words(documents)
     found = fit_baseline(name, counts, 3)
     assert label_agreement(labels, found.labels)["ari"] > 0.5
-    assert {frozenset(words[:6]) for words in found.words} == set(map(frozenset, SUBJECTS.values()))
+    for words in found.words:  # most words of a topic are of one subject
+        assert max(len(set(words[:6]) & set(subject)) for subject in SUBJECTS.values()) >= 3
 
 
 def test_unusable_documents_are_errors_or_notes(tmp_path):
@@ -189,7 +194,10 @@ def test_unusable_documents_are_errors_or_notes(tmp_path):
         ((documents, embeddings[:5]), "a row for each of the 12 documents"),
         ((documents, embeddings * np.nan), "NaN or infinity"),
         ((documents, np.ones((12, 4))), "1 different embeddings, fewer than 3 topics"),
-        ((["a b"] * 12, embeddings), "No word is in 2 or more of the 12 documents"),
+        (
+            (["a b"] * 12, embeddings),
+            "No word is in 2 or more of the 12 documents, and in at most 50 %",
+        ),
     ):
         with pytest.raises(ValueError, match=words):
             model.fit(*given)

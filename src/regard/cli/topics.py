@@ -76,6 +76,16 @@ def topics(
             min=1, help="Documents that a word must be in.", show_default="0.5 %, at least 2"
         ),
     ] = None,
+    max_df: Annotated[
+        float, typer.Option(help="Leave out words that are in more than this share of documents.")
+    ] = 0.5,
+    reduce_frequent_words: Annotated[
+        bool,
+        typer.Option(
+            "--reduce-frequent-words",
+            help="Weight words by the square root of their share of a topic, as in BERTopic.",
+        ),
+    ] = False,
     projection: Annotated[
         str, typer.Option(help="How the map places documents: tsne or pca.")
     ] = "tsne",
@@ -105,6 +115,8 @@ def topics(
             top_n_words=words,
             stop_words=_read_stop_words(stop_words, encoding),
             min_df=min_df,
+            max_df=max_df,
+            reduce_frequent_words=reduce_frequent_words,
             random_state=seed,
         )
         documents = read_documents(data, text=text, label=label, encoding=encoding)

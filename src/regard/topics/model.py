@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 
 from regard.errors import check_choice, check_int
-from regard.topics.words import ENGLISH, MISSING, WordCounts, c_tf_idf, count_words, top_words
+from regard.topics.words import (
+    ENGLISH,
+    FREQUENT,
+    MISSING,
+    WordCounts,
+    c_tf_idf,
+    count_words,
+    top_words,
+)
 
 KMEANS, HDBSCAN = "kmeans", "hdbscan"
 CLUSTERINGS = (KMEANS, HDBSCAN)
@@ -35,7 +43,8 @@ class TopicModel:
         min_cluster_size: HDBSCAN only: smallest number of documents of a topic. None: 1 % of the
             documents, at least 5.
         top_n_words: Words of each topic.
-        stop_words, min_df: See `count_words`.
+        reduce_frequent_words: See `c_tf_idf`.
+        stop_words, min_df, max_df: See `count_words`.
         random_state: Seed of k-means and of the sample for the silhouette.
 
     Attributes:
@@ -54,8 +63,10 @@ class TopicModel:
         clustering: str = KMEANS,
         min_cluster_size: int | None = None,
         top_n_words: int = 10,
+        reduce_frequent_words: bool = False,
         stop_words: str | Sequence[str] | None = ENGLISH,
         min_df: int | None = None,
+        max_df: float = FREQUENT,
         random_state: int = 0,
     ) -> None:
         check_choice("clustering", clustering, CLUSTERINGS)
@@ -71,7 +82,8 @@ class TopicModel:
                 raise ValueError("min_cluster_size is for clustering='hdbscan'.")
         self.n_topics, self.clustering = n_topics, clustering
         self.min_cluster_size, self.top_n_words = min_cluster_size, top_n_words
-        self.stop_words, self.min_df, self.random_state = stop_words, min_df, random_state
+        self.stop_words, self.min_df, self.max_df = stop_words, min_df, max_df
+        self.reduce_frequent_words, self.random_state = reduce_frequent_words, random_state
 
     def fit(self, documents: Sequence[str], embeddings: Any) -> TopicModel:
         """Find the topics of documents with embeddings (n, d), such as `TrainedRun.embed`."""
@@ -99,7 +111,12 @@ class TopicModel:
             raise ValueError(
                 "HDBSCAN found no topic: give a smaller min_cluster_size, or use kmeans."
             )
-        weights = c_tf_idf(self.word_counts_.counts, self.labels_, count)
+        weights = c_tf_idf(
+            self.word_counts_.counts,
+            self.labels_,
+            count,
+            reduce_frequent_words=self.reduce_frequent_words,
+        )
         self.topic_words_ = top_words(weights, self.word_counts_.words, self.top_n_words)
         index = {word: number for number, word in enumerate(self.word_counts_.words)}
         self.topic_weights_ = [
@@ -120,7 +137,9 @@ class TopicModel:
             what = "topics" if self.n_topics is None else f"{self.n_topics} topics"
             number = f"{len(documents)} document{'' if len(documents) == 1 else 's'}"
             raise ValueError(f"There are no {what} in {number}: give at least {least}.")
-        return count_words(documents, stop_words=self.stop_words, min_df=self.min_df)
+        return count_words(
+            documents, stop_words=self.stop_words, min_df=self.min_df, max_df=self.max_df
+        )
 
     def _cluster(self, distinct: int) -> np.ndarray:
         """The cluster of each document, of which so many are different."""
