@@ -1,7 +1,7 @@
 """Topics of BBC News from embeddings, beside LDA, NMF and TF-IDF + k-means.
 
-    python benchmarks/topics.py DATA --run runs/pretraining/pretrained     about 15 minutes on one core
-    python benchmarks/topics.py DATA --table                               the table of the scores
+    python benchmarks/topics.py DATA --run runs/pretraining/pretrained   15 minutes on one core
+    python benchmarks/topics.py DATA --table                             the table of the scores
 
 DATA is a folder with bbc-news/. The run is that of `benchmarks/pretraining.py`: masked language
 modeling on WikiText-2 and 1,425 of the articles. Beside it are the same encoder with random

@@ -175,6 +175,14 @@ class Task(ABC):
             raise ValueError("A task without a head needs a loss of its own.")
         return head.loss(output, batch.targets[LABELS], label_smoothing)
 
+    def training_batch(self, batch: Batch) -> Batch:
+        """The batch as it is given to the model and to `loss` in training; by default the same.
+
+        A task with targets at few tokens selects them here, with the input `output_mask`, so that
+        no head is computed for the others.
+        """
+        return batch
+
     def count_targets(self, batch: Batch) -> int:
         """Number of targets that `loss` is the mean of."""
         labels = batch.targets[LABELS]

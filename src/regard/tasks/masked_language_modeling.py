@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.models.config import MaskedLMHeadConfig, TokenInput
 from regard.models.losses import IGNORE_INDEX
 from regard.models.masking import mask_tokens
-from regard.tasks.base import LABELS, Example, ModelNeeds, example_rng, with_prediction
+from regard.tasks.base import LABELS, Batch, Example, ModelNeeds, example_rng, with_prediction
 from regard.tasks.baselines import Baseline, NGramModel, spread_blocks
 from regard.tasks.language_modeling import LanguageModeling
 from regard.tasks.metrics import Accuracy, Bits
@@ -149,6 +149,13 @@ class MaskedLanguageModeling(LanguageModeling):
             place = int(rng.integers(len(tokens)))
             inputs[0, place], labels[0, place] = self.processor.mask_token, tokens[place]
         return Example({"x": inputs[0]}, {LABELS: labels[0]})
+
+    def training_batch(self, batch: Batch) -> Batch:
+        """See `Task`: the head is computed at the selected tokens only."""
+        labels = batch.targets[LABELS]
+        selected = labels != IGNORE_INDEX
+        inputs = {**batch.inputs, "output_mask": selected}
+        return Batch(inputs, {**batch.targets, LABELS: labels[selected][None]})
 
     def baselines(self) -> dict[str, Baseline]:
         """See `Task`: the frequencies of tokens, also after and before the neighbouring ones."""
