@@ -20,7 +20,6 @@ from __future__ import annotations
 import argparse
 import json
 import lzma
-import os
 import shutil
 import statistics
 import time
@@ -255,6 +254,5 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if not arguments.table:
-        os.nice(10)
         measure(arguments.data, arguments.folder.absolute())
     print(table())

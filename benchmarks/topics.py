@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import json
 import lzma
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -154,6 +153,5 @@ if __name__ == "__main__":
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     if not arguments.table:
-        os.nice(10)
         measure(arguments.data, arguments.run, arguments.folder)
     print(table())
