@@ -184,6 +184,13 @@ def test_baselines_find_the_topics_of_separate_words(name):
         assert max(len(set(words[:6]) & set(subject)) for subject in SUBJECTS.values()) >= 3
 
 
+def test_more_topics_than_words():
+    """Fails if a baseline cannot start."""
+    counts = count_words(["red car", "red bus", "blue car", "blue bus"] * 3, max_df=1)
+    for name in BASELINES:
+        assert len(fit_baseline(name, counts, 6).words) == 6
+
+
 def test_unusable_documents_are_errors_or_notes(tmp_path):
     """Fails if a bad document ends in an error of scikit-learn, or is left out in silence."""
     documents, labels = corpus(12)

@@ -17,7 +17,6 @@ from regard.json_files import write_json
 from regard.output_folders import check_output_folder
 from regard.plugins import load_plugins
 from regard.report.bundle import plots_available
-from regard.tasks.tokenizers import RUN_PREFIX
 from regard.topics import (
     BASELINES,
     TopicModel,
@@ -124,7 +123,7 @@ def topics(
             echo(f"warning: {note}", err=True)
         model.check_documents(documents.texts)
         embed = load_embedder(
-            source.removeprefix(RUN_PREFIX),
+            source,
             device=check_device(device, "float32"),
             plugins=plugin,
             batch_size=batch_size,

@@ -46,7 +46,8 @@ def fit_baseline(
         return FittedTopics(labels, top_words(lda.components_, counts.words, top_n_words))
     tfidf = TfidfTransformer(sublinear_tf=True).fit_transform(counts.counts)
     if name == NMF:
-        nmf = decomposition.NMF(n_topics, init="nndsvda", max_iter=400, random_state=random_state)
+        init = "nndsvda" if n_topics <= min(tfidf.shape) else "random"
+        nmf = decomposition.NMF(n_topics, init=init, max_iter=400, random_state=random_state)
         labels = nmf.fit_transform(tfidf).argmax(1)
         return FittedTopics(labels, top_words(nmf.components_, counts.words, top_n_words))
     labels = order_by_size(kmeans(tfidf, n_topics, random_state))

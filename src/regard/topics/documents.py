@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from regard.device import resolve_device
 from regard.tasks.corpus import TEXT_SUFFIXES
 from regard.tasks.files import existing_path, file_type, open_text
 from regard.tasks.processors import TextProcessor
@@ -135,10 +136,11 @@ def load_embedder(
         return lambda documents: embed_documents(run, documents, batch_size=batch_size)
     from regard.hf import load_transformers_model
 
+    where = resolve_device(device)
     model, tokenizer = load_transformers_model(source)
     if tokenizer is None:
         raise ValueError(f"{source} has no tokenizer: it cannot read documents.")
-    encoder: Any = getattr(model, "base_model", model)
+    encoder: Any = getattr(model, "base_model", model).to(where)
     most = min(MAX_TOKENS, getattr(encoder.config, "max_position_embeddings", MAX_TOKENS))
 
     @torch.no_grad()
@@ -153,7 +155,7 @@ def load_embedder(
                 truncation=True,
                 max_length=most,
                 return_tensors="pt",
-            )
+            ).to(where)
             hidden = encoder(**encoded).last_hidden_state
             means = mean_tokens(hidden, encoded["attention_mask"].bool())
             vectors.update(zip(chosen, means, strict=True))
