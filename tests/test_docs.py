@@ -64,7 +64,7 @@ def own_registry():
     TASKS.update(tasks)
 
 
-OPTIONAL = {"transformers", "datasets", "onnx", "onnxruntime", "altair", "matplotlib"}
+OPTIONAL = {"transformers", "datasets", "onnx", "onnxruntime", "altair", "matplotlib", "sklearn"}
 
 
 @pytest.mark.usefixtures("own_registry")

@@ -145,6 +145,7 @@ def test_models(name):
     torch.manual_seed(0)
     model = build(MODELS[name])
     found = trace(model, mask=name != "images", context=False, length=None)
+    assert ("token_type_ids" in found.inputs.axes) == (name == "encoder")
     graph = found.program.module(check_guards=False)
     for sizes in other_sizes(found)[:2]:
         given = found.inputs.example(sizes)

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 
+from regard.models import ModelConfig, SequenceClassificationHeadConfig, build
 from regard.models.losses import IGNORE_INDEX
 from regard.tasks import create_task
 
@@ -33,6 +34,29 @@ def test_fifteen_per_cent_are_selected_as_in_bert_and_always_the_same(task):
     again = task.batch("train", range(200))
     assert torch.equal(again.inputs["x"], x) and torch.equal(again.targets["labels"], labels)
     assert len({tuple(row) for row in selected.int().tolist()}) > 190  # masks differ
+
+
+def test_training_computes_the_head_at_the_selected_tokens_only(task):
+    """Fails if the loss or a gradient differs from that of the whole output."""
+    torch.manual_seed(0)
+    config = ModelConfig(**dict(task.needs), dim=16, heads=2, layers=1)
+    model, batch = build(config).double(), task.batch("train", range(4))
+    found = {}
+    for name, given in (("whole", batch), ("selected", task.training_batch(batch))):
+        model.zero_grad()
+        output = model(**given.inputs)
+        loss = task.loss(output.double(), given)
+        loss.backward()
+        gradients = [p.grad.clone() for p in model.parameters()]
+        found[name] = (output.shape, loss.item(), gradients)
+    assert found["whole"][0] == (4, 64, task.vocab_size)
+    assert found["selected"][0] == (1, task.count_targets(batch), task.vocab_size)
+    assert abs(found["whole"][1] - found["selected"][1]) < 1e-6
+    for one, other in zip(found["whole"][2], found["selected"][2], strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-7)
+    pooled = build(config.replace(head=SequenceClassificationHeadConfig(num_classes=2))).double()
+    with pytest.raises(ValueError, match="output_mask selects tokens, but PredictionHead"):
+        pooled(**task.training_batch(batch).inputs)
 
 
 def test_every_example_has_a_target():

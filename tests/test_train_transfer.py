@@ -128,6 +128,60 @@ def test_other_sizes_are_an_error(source, rows, tmp_path):
     assert "fnet" in said and not (tmp_path / "x").exists()
 
 
+def test_a_masked_language_model_starts_any_task_on_texts(rows, tmp_path):
+    """Fails if the tokens of its tokenizer are not taken where each task adds others of its own, if
+    those are taken for each other, or if it does not embed plain texts."""
+    import regard
+
+    words = ("--length", 24, "--dim", 16, "--heads", 2, "--layers", 1, "--batch-size", 4)
+    more = ("--set", "eval_examples=8", "--steps", 2, "--out", tmp_path / "mlm")
+    run("train", "--task", "mlm:tokenizer=byte", *words, *more)
+    before = model_of(tmp_path / "mlm")
+    assert before[EMBEDDING].shape[0] == 258  # the mask is the last
+    vectors = regard.load(tmp_path / "mlm").embed(["the dog", "the [MASK]"])
+    assert vectors.shape == (2, 16) and not torch.equal(*vectors)
+
+    pairs, tags = tmp_path / "pairs.csv", tmp_path / "tags.conll"
+    pairs.write_text("first,second,label\n" + "a dog,a cat,x\na dog,a dog,y\n" * 30)
+    tags.write_text("the DET\ndog NOUN\n\n" * 60)
+    for task, data, said in (
+        ("classify", rows, f"the first 257 of 258 tokens of {EMBEDDING}"),
+        ("pair", pairs, f"the first 257 of 258 tokens of {EMBEDDING}, and 2 new ones"),
+        ("pair:encoder=dual", pairs, f"the first 257 of 258 tokens of {EMBEDDING}, and 2 new"),
+        ("tag", tags, f"the first 257 of 258 tokens of {EMBEDDING}"),
+    ):
+        out = tmp_path / f"tuned-{task.replace(':', '-')}"
+        words = ("--task", task, "--data", data, "--length", 32)
+        shown = fine_tune(tmp_path / "mlm", rows, out, *words).stderr
+        after = model_of(out)
+        assert said in shown and "left out: head." in shown
+        torch.testing.assert_close(
+            after[EMBEDDING][:257], before[EMBEDDING][:257], atol=1e-9, rtol=0
+        )
+        torch.testing.assert_close(after[POSITION][:24], before[POSITION], atol=1e-9, rtol=0)
+        layers = [name for name in before if ".stack." in name]
+        assert all(torch.allclose(after[n], before[n], atol=1e-9) for n in layers) and layers
+        assert read_spec(out).task.arguments.get("causal") is None
+        if task.startswith("pair"):
+            assert not torch.allclose(after[EMBEDDING][257], before[EMBEDDING][257])
+    shown = fine_tune(
+        tmp_path / "tuned-pair", rows, tmp_path / "again", "--task", "pair", "--data", pairs
+    ).stderr
+    assert "new:" not in shown  # [CLS], [SEP] and the head are the same
+
+
+def test_a_decoder_stays_one_unless_told_otherwise(source, rows, tmp_path):
+    """Fails if a causal language model is fine-tuned as another kind of model than it was."""
+    fine_tune(source, rows, tmp_path / "a", "--length", 24)
+    config = json.loads((tmp_path / "a" / "model" / "config.json").read_text())
+    assert config["kind"] == "decoder" and config["head"]["pooling"] == "last"
+    fine_tune(source, rows, tmp_path / "b", "--length", 24, "--task", "classify:causal=false")
+    config = json.loads((tmp_path / "b" / "model" / "config.json").read_text())
+    assert config["kind"] == "encoder" and config["head"]["pooling"] == "mean"
+    run_a = read_spec(tmp_path / "a").task.arguments
+    assert run_a["causal"] is True and run_a["tokenizer"] == f"run:{source}"
+
+
 def test_a_resumed_run_does_not_start_from_its_source_again(source, tmp_path):
     """Fails if the source overwrites what a run has learned, or is needed to go on."""
     copy = tmp_path / "source"
@@ -161,7 +215,7 @@ def test_a_source_without_a_common_tensor_is_refused(tmp_path):
     for name, _ in list(models[1].named_children()):
         models[1].add_module(f"other_{name}", models[1]._modules.pop(name))
     with pytest.raises(ValueError, match="no weights in common"):
-        transfer_weights(models[1], tmp_path, same_tokens=True, same_targets=False)
+        transfer_weights(models[1], tmp_path, shared_tokens=None, same_targets=False)
 
 
 def test_the_tokenizer_of_a_run(source, tmp_path):

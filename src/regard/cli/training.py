@@ -30,12 +30,12 @@ from regard.train.run import (
     RunSpec,
     build_task,
     check_run_folder,
+    inherit_arguments,
     read_finished_spec,
     read_model_settings,
     read_result,
     read_spec,
     run_training,
-    use_tokenizer_of,
 )
 from regard.train.settings import UNLIMITED_STEPS, parse_settings
 from regard.train.trainer import CHECKPOINTS, TrainProgress
@@ -250,7 +250,7 @@ def train(
                 from_ = from_.expanduser().absolute()
                 source = read_finished_spec(from_, _warn)
                 model = {name: getattr(source, name) for name in ModelSettings.model_fields}
-                task_spec = use_tokenizer_of(from_, task_spec)
+                task_spec = inherit_arguments(from_, task_spec)
             if config is not None:
                 model |= read_model_settings(config)
             model |= {name: each for name, each in options.items() if _is_given(context, name)}

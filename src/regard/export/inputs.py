@@ -94,6 +94,9 @@ def _model_inputs(model: Model, mask: bool) -> ExportInputs:
     limits.append(None if model.config is None else model.config.length)
     max_length = min((limit for limit in limits if limit is not None), default=None)
     axes: tuple[int, ...] = (0, 2) if isinstance(model, DualEncoder) else (0, 1)
+    types = None
+    if isinstance(model, SingleStackModel) and isinstance(model.backbone.embed, TokenEmbedding):
+        types = model.backbone.embed.token_types
     if any(isinstance(embed, PatchEmbedding) for embed in embeddings.values()):
         if len(embeddings) > 1:
             raise Unsupported("A model from images to text cannot be exported as one graph")
@@ -110,6 +113,10 @@ def _model_inputs(model: Model, mask: bool) -> ExportInputs:
             name: _random_input(embed, BatchShape(b, lengths[name]), model)
             for name, embed in embeddings.items()
         }
+        if types is not None:
+            inputs["token_type_ids"] = torch.randint(
+                types.num_embeddings, (b, n), device=types.weight.device
+            )
         if mask:
             first, tokens = next(iter(inputs.items()))
             inputs["mask"] = ragged_mask(b, lengths[first], tokens.device)
@@ -117,7 +124,8 @@ def _model_inputs(model: Model, mask: bool) -> ExportInputs:
             inputs = {name: tensor.unflatten(0, (-1, 2)) for name, tensor in inputs.items()}
         return inputs
 
-    return ExportInputs(make, dict.fromkeys([*embeddings, *["mask"] * mask], axes), max_length)
+    names = [*embeddings, *["token_type_ids"] * (types is not None), *["mask"] * mask]
+    return ExportInputs(make, dict.fromkeys(names, axes), max_length)
 
 
 def _random_input(embed: InputEmbedding, shape: BatchShape, model: nn.Module) -> Tensor:

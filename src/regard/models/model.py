@@ -134,6 +134,7 @@ class SingleStackModel(Model):
         *,
         token_type_ids: Tensor | None = None,
         global_attention_mask: Tensor | None = None,
+        output_mask: Tensor | None = None,
     ) -> Tensor:
         """Process whole sequences.
 
@@ -142,10 +143,19 @@ class SingleStackModel(Model):
             mask: (b, n), True = keep.
             token_type_ids: (b, n), for models with token types.
             global_attention_mask: (b, n), True = token with global attention.
+            output_mask: (b, n), True = token whose output is needed. The output is then (1, k, o)
+                for these k tokens, in order; not for heads with one output per sequence.
         """
         y, mask = self.backbone(
             x, mask, token_type_ids=token_type_ids, global_attention_mask=global_attention_mask
         )
+        if output_mask is not None:
+            if self.head is not None and self.head.pools:
+                raise ValueError(
+                    f"output_mask selects tokens, but {type(self.head).__name__} gives one output "
+                    "per sequence"
+                )
+            y, mask = y[output_mask][None], None
         return y if self.head is None else self.head(y, mask)
 
     def attention_maps(

@@ -29,6 +29,7 @@ from regard.tasks.speakers import SpeakerTagging
 from regard.tasks.summarisation import Summarisation
 from regard.tasks.tagging import Tagging
 from regard.tasks.text_classification import TextClassification
+from regard.tasks.text_pairs import TextPairClassification
 from regard.tasks.translation import TextToText, Translation
 
 ENTRY_POINT_GROUP = "regard.tasks"
@@ -41,6 +42,7 @@ TASKS: dict[str, type[Task]] = {
     "parity": ParityTask,
     "dyck": DyckTask,
     "classify": TextClassification,
+    "pair": TextPairClassification,
     "regress": Regression,
     "tag": Tagging,
     "ner": NamedEntities,

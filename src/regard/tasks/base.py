@@ -53,7 +53,8 @@ class Example(NamedTuple):
     Attributes:
         inputs: Tensors by the names of the arguments of the model: `x` with tokens (n) of int64,
             feature ids (k, n) with k > 2, vectors (n, width), an image (channels, height, width) or
-            a pair (2, n), padded with 0; or `source` and `target` with tokens (m) and (n).
+            a pair (2, n), padded with 0; or `source` and `target` with tokens (m) and (n). Models
+            with token types also take `token_type_ids` (n).
         targets: Tensors by name. The default losses and metrics read `labels`: a class, (n) classes
             with IGNORE_INDEX where there is none, or numbers (o).
     """
@@ -173,6 +174,14 @@ class Task(ABC):
         if head is None:
             raise ValueError("A task without a head needs a loss of its own.")
         return head.loss(output, batch.targets[LABELS], label_smoothing)
+
+    def training_batch(self, batch: Batch) -> Batch:
+        """The batch as it is given to the model and to `loss` in training; by default the same.
+
+        A task with targets at few tokens selects them here, with the input `output_mask`, so that
+        no head is computed for the others.
+        """
+        return batch
 
     def count_targets(self, batch: Batch) -> int:
         """Number of targets that `loss` is the mean of."""

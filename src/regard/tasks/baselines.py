@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from regard.models.losses import IGNORE_INDEX
+from regard.tasks.tokenizers import split_words
 
 if TYPE_CHECKING:
     from regard.tasks.base import Task
@@ -82,6 +83,45 @@ def tfidf_linear(
     model = make_pipeline(words, LinearSVC(random_state=0))
     model.fit(*train)
     correct = torch.as_tensor(model.predict(test[0]) == test[1]).double()
+    return torch.stack((correct, torch.ones_like(correct)), -1)
+
+
+def pair_linear(
+    train: tuple[Sequence[tuple[str, str]], np.ndarray],
+    test: tuple[Sequence[tuple[str, str]], np.ndarray],
+) -> Tensor:
+    """Statistics of `Accuracy` of logistic regression on pairs of texts: TF-IDF of the words and
+    pairs of words of each text, and how far their words overlap."""
+    try:
+        from scipy.sparse import csr_matrix, hstack
+        from sklearn.feature_extraction.text import TfidfVectorizer
+        from sklearn.linear_model import LogisticRegression
+    except ImportError:
+        raise ImportError(
+            "logistic regression needs the package scikit-learn: pip install 'regard[text]'"
+        ) from None
+    vectorizer = TfidfVectorizer(ngram_range=(1, 2), sublinear_tf=True, tokenizer=split_words)
+    vectorizer.set_params(token_pattern=None).fit([text for pair in train[0] for text in pair])
+
+    def features(pairs: Sequence[tuple[str, str]]) -> Any:
+        one, two = (vectorizer.transform(texts) for texts in zip(*pairs, strict=True))
+        cosine = np.asarray(one.multiply(two).sum(1)).ravel()
+        rows = []
+        for first, second in pairs:
+            a, b = set(split_words(first)), set(split_words(second))
+            sizes = max(len(a), 1), max(len(b), 1)
+            both = len(a & b)
+            rows.append(
+                (both / max(len(a | b), 1), both / sizes[0], both / sizes[1], sizes[0] / sizes[1])
+            )
+        overlap = csr_matrix(np.column_stack((cosine, np.array(rows))))
+        return hstack((one, two, overlap)).tocsr()
+
+    model = LogisticRegression(max_iter=1000, C=10.0)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # 1,000 iterations are enough for a baseline
+        model.fit(features(train[0]), train[1])
+    correct = torch.as_tensor(model.predict(features(test[0])) == test[1]).double()
     return torch.stack((correct, torch.ones_like(correct)), -1)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.models.build import build
-from regard.models.config import ModelConfig, PatchInput
+from regard.models.config import ModelConfig, PatchInput, TokenInput
 from regard.models.model import Model
 from regard.tasks.base import MASKS, SPLITS, Batch, Example, ModelNeeds, Task
 from regard.tasks.metrics import Metric, UndefinedMetric
@@ -96,6 +96,7 @@ def examples(task: Task) -> None:
 def inputs(task: Task) -> None:
     """The inputs have the names, types and lengths that the model takes."""
     wanted = {"source", "target"} if task.needs.kind == "seq2seq" else {"x"}
+    wanted |= _token_types(task)
     for split in SPLITS:
         for index in _indices(task, split):
             found = task.example(split, index).inputs
@@ -157,8 +158,9 @@ def batches(task: Task) -> None:
                 f"{name!r} has {0 if tensor is None else len(tensor)} rows in a batch of "
                 f"{len(indices)}"
             )
-        assert set(batch.inputs) <= {*MASKS, *MASKS.values()}, (
-            f"the model has no inputs {sorted(set(batch.inputs) - {*MASKS, *MASKS.values()})}"
+        known = {*MASKS, *MASKS.values(), *_token_types(task)}
+        assert set(batch.inputs) <= known, (
+            f"the model has no inputs {sorted(set(batch.inputs) - known)}"
         )
         assert task.count_targets(batch) > 0, "count_targets is 0 for a batch"
         assert task.count_tokens(batch) > 0, "count_tokens is 0 for a batch"
@@ -300,6 +302,13 @@ CHECKS: Mapping[str, Callable[[Task], None]] = {
 def _indices(task: Task, split: str) -> list[int]:
     """The examples that are looked at."""
     return [int(index) for index in task.sample(split, min(EXAMPLES, task.size(split)))]
+
+
+def _token_types(task: Task) -> set[str]:
+    """The input of token types, if the model has them."""
+    source = task.needs.input
+    has_types = isinstance(source, TokenInput) and source.type_vocab_size > 0
+    return {"token_type_ids"} if has_types else set()
 
 
 def _build_model(task: Task) -> Model:

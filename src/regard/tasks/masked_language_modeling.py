@@ -13,7 +13,7 @@ from torch import Tensor
 from regard.models.config import MaskedLMHeadConfig, TokenInput
 from regard.models.losses import IGNORE_INDEX
 from regard.models.masking import mask_tokens
-from regard.tasks.base import LABELS, Example, ModelNeeds, example_rng, with_prediction
+from regard.tasks.base import LABELS, Batch, Example, ModelNeeds, example_rng, with_prediction
 from regard.tasks.baselines import Baseline, NGramModel, spread_blocks
 from regard.tasks.language_modeling import LanguageModeling
 from regard.tasks.metrics import Accuracy, Bits
@@ -47,6 +47,11 @@ class MaskedTextProcessor(TextProcessor):
         if self.mask_token not in tokens[: self.length]:
             raise ValueError(f"The first {MASK} comes after {self.length} tokens.")
         return {"x": torch.tensor(tokens[: self.length])}
+
+    def encode_for_embedding(self, raw: Any) -> dict[str, Tensor]:
+        """See `Processor`: a text, with or without "[MASK]"."""
+        has_mask = isinstance(raw, str) and MASK in raw
+        return self.encode(raw) if has_mask else super().encode(raw)
 
     def decode(self, output: Tensor, inputs: Mapping[str, Tensor | None]) -> list[Prediction]:
         """See `Processor`: the text with the hidden tokens filled in, and for each of them the most
@@ -84,7 +89,9 @@ class MaskedLanguageModeling(LanguageModeling):
     1810.04805).
 
     Of the tokens 15 % are selected, at least one. Of these, 80 % become a mask, 10 % a random
-    token, and 10 % stay. What is masked in an example follows from its number. The metric is bits
+    token, and 10 % stay. What is masked in an example follows from its number: the masks of valid
+    and test are always the same. A training example is a new window with a mask of its own, so a
+    text that is read again is masked anew (Liu et al. 2019, arXiv 1907.11692). The metric is bits
     per selected token.
 
     Args: as of the task `lm`.
@@ -142,6 +149,13 @@ class MaskedLanguageModeling(LanguageModeling):
             place = int(rng.integers(len(tokens)))
             inputs[0, place], labels[0, place] = self.processor.mask_token, tokens[place]
         return Example({"x": inputs[0]}, {LABELS: labels[0]})
+
+    def training_batch(self, batch: Batch) -> Batch:
+        """See `Task`: the head is computed at the selected tokens only."""
+        labels = batch.targets[LABELS]
+        selected = labels != IGNORE_INDEX
+        inputs = {**batch.inputs, "output_mask": selected}
+        return Batch(inputs, {**batch.targets, LABELS: labels[selected][None]})
 
     def baselines(self) -> dict[str, Baseline]:
         """See `Task`: the frequencies of tokens, also after and before the neighbouring ones."""

@@ -43,6 +43,10 @@ class Processor(ABC):
             raw: A text, a path of an image or of a sound, or a row (column name -> value).
         """
 
+    def encode_for_embedding(self, raw: Any) -> dict[str, Tensor]:
+        """The inputs of one example for `TrainedRun.embed`. By default those of `encode`."""
+        return self.encode(raw)
+
     @abstractmethod
     def decode(self, output: Tensor, inputs: Mapping[str, Tensor | None]) -> list[Prediction]:
         """The predictions of a batch from the output of the model."""

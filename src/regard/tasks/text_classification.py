@@ -83,6 +83,9 @@ class TextClassification(TokenTask):
         tokenizer: "auto", "word", "byte", "char" or "bpe", learned from the training split. "auto"
             is "word", or "byte" for texts without words that occur again; see
             `regard.tasks.tokenizers.choose_tokenizer`.
+        causal: Whether the model is a decoder, whose last token has seen the text (Radford et al.
+            2018), instead of an encoder. `regard train --from` sets it for the weights of a
+            decoder.
         missing: What to do with rows without text or label: "drop" or "error". A text of white
             space is none.
         encoding: Encoding of the files.
@@ -99,11 +102,15 @@ class TextClassification(TokenTask):
         label: str = "label",
         length: int | None = None,
         tokenizer: str = "auto",
+        causal: bool = False,
         missing: str = "drop",
         encoding: str = "utf-8",
         seed: int = 0,
     ) -> None:
         check_choice("missing", missing, MISSING)
+        if not isinstance(causal, bool):
+            raise ValueError(f"causal must be True or False, not {causal!r}")
+        self.causal = causal
         check_int(0, seed=seed)
         if length is not None:
             check_int(1, length=length)

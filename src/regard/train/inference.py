@@ -65,13 +65,13 @@ class TrainedRun:
         the last layer, before the head. For an encoder-decoder those of the encoder.
 
         Args:
-            raw_inputs: As in `predict`.
+            raw_inputs: As in `predict`; for masked language models also texts without a mask.
             batch_size: Inputs per batch.
         """
         assert self.model.config is not None
         parts = [
             mean_tokens(*self._hidden_tokens(batch))
-            for batch in encode_batches(self, raw_inputs, batch_size)
+            for batch in encode_batches(self, raw_inputs, batch_size, for_embedding=True)
         ]
         return torch.cat(parts) if parts else torch.empty(0, self.model.config.dim)
 
@@ -83,7 +83,9 @@ class TrainedRun:
             if isinstance(model, EncoderDecoder):
                 return model.encode(cast(Tensor, batch.inputs["source"]), mask)
             if isinstance(model, SingleStackModel):
-                hidden: tuple[Tensor, Tensor | None] = model.backbone(batch.inputs["x"], mask)
+                hidden: tuple[Tensor, Tensor | None] = model.backbone(
+                    batch.inputs["x"], mask, token_type_ids=batch.inputs.get("token_type_ids")
+                )
                 return hidden
         raise ValueError(
             f"A {type(model).__name__} reads pairs of sequences and has no vector for each input."
@@ -172,7 +174,9 @@ def evaluate(
 
 
 # ----------------------------------------------------------------------------------------- predict
-def encode_batches(run: TrainedRun, raw_inputs: Iterable[Any], batch_size: int) -> Iterator[Batch]:
+def encode_batches(
+    run: TrainedRun, raw_inputs: Iterable[Any], batch_size: int, *, for_embedding: bool = False
+) -> Iterator[Batch]:
     """The inputs of the model for raw inputs, in batches on the device of the run."""
     check_int(1, batch_size=batch_size)
     processor = run.processor
@@ -186,12 +190,13 @@ def encode_batches(run: TrainedRun, raw_inputs: Iterable[Any], batch_size: int) 
             f"Expected a list of raw inputs, not one {type(raw_inputs).__name__}: "
             "write [...] around it."
         )
+    encode = processor.encode_for_embedding if for_embedding else processor.encode
     remaining, first = iter(raw_inputs), 1
     while chunk := list(itertools.islice(remaining, batch_size)):
         examples = []
         for raw in chunk:
             try:
-                examples.append(Example(processor.encode(raw), {}))
+                examples.append(Example(encode(raw), {}))
             except (TypeError, ValueError) as error:
                 raise ValueError(f"Input {first + len(examples)}: {error}") from error
         first += len(chunk)

@@ -31,6 +31,7 @@ class LossModule(nn.Module):
 
     def forward(self, batch: Batch, target_share: float = 1.0, token_share: float = 1.0) -> Tensor:
         """The weighted loss of one batch."""
+        batch = self.task.training_batch(batch)
         with collect_aux() as aux:
             output = self.compute_output(batch)
         loss = self.task.loss(output, batch, **self.options)

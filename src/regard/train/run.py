@@ -41,8 +41,10 @@ from regard.models.config import (
     TokenInput,
 )
 from regard.models.serialization import (
+    CONFIG_NAME,
     check_replaceable,
     load_tensors,
+    read_config,
     read_small_text,
     remove_partial_files,
 )
@@ -59,7 +61,12 @@ from regard.train.overview import RunOverview, describe_run
 from regard.train.plateau import constant_loss
 from regard.train.settings import TrainSettings
 from regard.train.trainer import CHECKPOINTS, Trainer, TrainProgress
-from regard.train.transfer import WeightTransfer, same_targets, same_tokens, transfer_weights
+from regard.train.transfer import (
+    WeightTransfer,
+    count_shared_tokens,
+    same_targets,
+    transfer_weights,
+)
 
 SPEC_FILE, RESULT_FILE, MODEL_DIR, TASK_FILE = "spec.json", "result.json", "model", "task.json"
 TEST_FILE = "test.safetensors"
@@ -363,7 +370,7 @@ def load_pretrained(
     on_warning: Callable[[str], None] = warnings.warn,
 ) -> WeightTransfer:
     """Copy the weights of a finished run into a model for a task; see `transfer_weights`."""
-    read_finished_spec(source, on_warning)
+    spec = read_finished_spec(source, on_warning)
     processors = (
         read_processor(source),
         {} if task.processor is None else task.processor.to_dict(),
@@ -371,7 +378,9 @@ def load_pretrained(
     return transfer_weights(
         model,
         source / MODEL_DIR,
-        same_tokens=same_tokens(processors),
+        shared_tokens=count_shared_tokens(
+            processors, same_task=type(task) is find_task(spec.task.name)
+        ),
         same_targets=same_targets(processors),
     )
 
@@ -396,13 +405,16 @@ def read_processor(folder: Path) -> dict[str, Any]:
     return dict(task["processor"])
 
 
-def use_tokenizer_of(folder: Path, task: ModuleSpec) -> ModuleSpec:
-    """The task with the tokenizer of a run, if it takes one and the run has one."""
-    takes_tokenizer = "tokenizer" in inspect.signature(find_task(task.name)).parameters
-    if not takes_tokenizer or "tokenizer" not in read_processor(folder):
-        return task
-    arguments = {"tokenizer": f"{RUN_PREFIX}{folder}"} | task.arguments
-    return task.model_copy(update={"arguments": arguments})
+def inherit_arguments(folder: Path, task: ModuleSpec) -> ModuleSpec:
+    """The task with what fine-tuning takes from a finished run, where the task takes it and it is
+    not given: the tokenizer, and `causal` if the model of the run is a decoder."""
+    parameters = inspect.signature(find_task(task.name)).parameters
+    inherited: dict[str, Any] = {}
+    if "tokenizer" in parameters and "tokenizer" in read_processor(folder):
+        inherited["tokenizer"] = f"{RUN_PREFIX}{folder}"
+    if "causal" in parameters and read_config(folder / MODEL_DIR / CONFIG_NAME).kind == "decoder":
+        inherited["causal"] = True
+    return task.model_copy(update={"arguments": inherited | task.arguments})
 
 
 def device_peak_bytes(device: torch.device) -> int | None:

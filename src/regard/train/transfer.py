@@ -5,15 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from regard.models import Model, load
 from regard.models.serialization import format_names, unique_tensors
+from regard.tasks.tokenizers import tokenizer_from_dict
 
 HEAD, EMBEDDING, POSITION = "head.", ".embed.tokens.", ".position."
+
+
+class CopiedRows(NamedTuple):
+    """Number of rows of an embedding table that were copied, and that the source and the new model
+    have; `unit` is "positions" or "tokens"."""
+
+    copied: int
+    source: int
+    new: int
+    unit: str
 
 
 @dataclass
@@ -22,26 +33,28 @@ class WeightTransfer:
 
     Attributes:
         loaded: Taken as they are.
-        shortened: Position embeddings of which the common part was taken, with both lengths.
+        partial: Embeddings of positions or tokens of which the common rows were taken.
         new: Only in the new model, or initialized anew.
         left_out: Only in the source, or not taken.
         parameters: Number of values taken.
     """
 
     loaded: list[str] = field(default_factory=list)
-    shortened: dict[str, tuple[int, int]] = field(default_factory=dict)
+    partial: dict[str, CopiedRows] = field(default_factory=dict)
     new: list[str] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     parameters: int = 0
 
     def describe(self) -> str:
         """One line for the user."""
-        text = f"{self.parameters:,} weights in {len(self.loaded) + len(self.shortened)} tensors"
-        for name, (before, after) in self.shortened.items():
-            if after > before:
-                text += f"; {before:,} positions of {name}, and {after - before:,} new ones"
-            else:
-                text += f"; the first {after:,} of {before:,} positions of {name}"
+        text = f"{self.parameters:,} weights in {len(self.loaded) + len(self.partial)} tensors"
+        for name, rows in self.partial.items():
+            part = f"{rows.copied:,}"
+            if rows.source > rows.copied:
+                part = f"the first {part} of {rows.source:,}"
+            text += f"; {part} {rows.unit} of {name}"
+            if rows.new > rows.copied:
+                text += f", and {rows.new - rows.copied:,} new ones"
         if self.new:
             text += f"; new: {format_names(self.new)}"
         if self.left_out:
@@ -53,18 +66,18 @@ def transfer_weights(
     model: Model,
     source_model: Path,
     *,
-    same_tokens: bool,
+    shared_tokens: int | None,
     same_targets: bool,
 ) -> WeightTransfer:
     """Copy the weights of a saved model where the names agree.
 
-    The head is copied only for the same head and the same targets, and the embedding of tokens only
-    for the same tokenizer. Position embeddings of another length are copied in their common part.
+    The head is copied only for the same head and the same targets. Of the embedding of tokens, the
+    rows of shared tokens are copied; of position embeddings of another length, the common part.
     Other tensors of the same name and another shape are an error.
 
     Args:
         source_model: Folder of the saved model.
-        same_tokens: Whether a token means the same in both models.
+        shared_tokens: Number of tokens, from 0, that mean the same in both models. None: all.
         same_targets: Whether an output means the same in both models.
     """
     source = load(source_model)
@@ -76,18 +89,24 @@ def transfer_weights(
     for name, tensor in own.items():
         other = theirs.get(name)
         is_head = name.startswith(HEAD) and not same_head
-        is_other_token = EMBEDDING in name and not same_tokens
-        if other is None or is_head or is_other_token:
+        is_token = EMBEDDING in name and shared_tokens is not None
+        if other is None or is_head or (is_token and not shared_tokens):
             done.new.append(name)
-        elif other.shape == tensor.shape:
+            continue
+        rows, unit = len(tensor) if tensor.dim() else 1, ""
+        if is_token:
+            assert shared_tokens is not None
+            rows, unit = min(shared_tokens, len(tensor), len(other)), "tokens"
+        elif POSITION in name and other.dim() and tensor.dim():
+            rows, unit = min(len(tensor), len(other)), "positions"
+        if other.shape == tensor.shape and (not unit or rows == len(tensor)):
             _copy(other, tensor)
             done.loaded.append(name)
             done.parameters += tensor.numel()
-        elif POSITION in name and other.shape[1:] == tensor.shape[1:]:
-            count = min(len(other), len(tensor))
-            _copy(other[:count], tensor[:count])
-            done.shortened[name] = (len(other), len(tensor))
-            done.parameters += tensor[:count].numel()
+        elif unit and other.shape[1:] == tensor.shape[1:]:
+            _copy(other[:rows], tensor[:rows])
+            done.partial[name] = CopiedRows(rows, len(other), len(tensor), unit)
+            done.parameters += tensor[:rows].numel()
         else:
             different.append(f"{name} {tuple(other.shape)}, not {tuple(tensor.shape)}")
     if different:
@@ -99,7 +118,7 @@ def transfer_weights(
         )
     if not done.loaded:
         raise ValueError(f"{source_model} has no weights in common with the new model.")
-    taken = {*done.loaded, *done.shortened}
+    taken = {*done.loaded, *done.partial}
     done.left_out = [name for name in theirs if name not in taken]
     return done
 
@@ -109,10 +128,20 @@ def _copy(source: Tensor, target: Tensor) -> None:
     target.copy_(source)
 
 
-def same_tokens(processors: tuple[Mapping[str, Any], Mapping[str, Any]]) -> bool:
-    """Whether two saved processors have equal tokenizers; True if neither has one."""
+def count_shared_tokens(
+    processors: tuple[Mapping[str, Any], Mapping[str, Any]], *, same_task: bool
+) -> int | None:
+    """Number of tokens, from 0, that mean the same for two saved processors; None: all.
+
+    Tokens that a task adds to those of its tokenizer, such as a mask or a separator, come last and
+    mean the same only in the same task.
+    """
     first, second = (each.get("tokenizer") for each in processors)
-    return bool(first == second)
+    if first != second:
+        return 0
+    if first is None or same_task:
+        return None
+    return tokenizer_from_dict(first).vocab_size
 
 
 def same_targets(processors: tuple[Mapping[str, Any], Mapping[str, Any]]) -> bool:
