@@ -72,6 +72,7 @@ COMMANDS = {
     "generate": CommandEntry("inference:generate"),
     "runs": CommandEntry("runs:runs", slow=False),
     "swap": CommandEntry("swap:swap_command", settings=EXTRA_ARGUMENTS),
+    "few-shot": CommandEntry("few_shot:few_shot"),
     "export": CommandEntry("exporting:export_command"),
     "list": CommandEntry("listing:list_command", slow=False),
     "show": CommandEntry("showing:show", slow=False),

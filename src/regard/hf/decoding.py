@@ -112,8 +112,8 @@ def _cached_step(
         numbers = numbers[:, None, None, None].expand(-1, 1, position, 1)
         keys_values = [(numbers, numbers) if kv is None else kv for kv in state.layers]
         cache = DynamicCache([(k[:, :, :0], v[:, :, :0]) for k, v in keys_values])
-        for layer, kv in zip(cache.layers, keys_values, strict=True):
-            layer.keys, layer.values = kv  # which `update` does not change, unlike the cache
+        for (keys, values), layer in zip(keys_values, _layers(cache), strict=True):
+            layer.keys, layer.values = keys, values  # not copied: `update` makes new ones
         for module, stream in zip(swapped, state.streams, strict=True):
             module.streams[cache] = (stream, position)
     output = model(input_ids=tokens, past_key_values=cache, use_cache=True, **keep)
@@ -122,10 +122,15 @@ def _cached_step(
         raise Unsupported(f"{type(model).__name__} does not use the dynamic cache of transformers.")
     layers = tuple(
         None if i in swapped_layers else (layer.keys, layer.values)
-        for i, layer in enumerate(cache.layers)
+        for i, layer in enumerate(_layers(cache))
     )
     streams = tuple(module.streams[cache][0] for module in swapped)
     return output.logits, CachedTokens(end, layers, streams)
+
+
+def _layers(cache: Any) -> list[Any]:
+    """The layers of a dynamic cache."""
+    return list(cache.layers)
 
 
 def check_causal_lm(model: nn.Module) -> None:

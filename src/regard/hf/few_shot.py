@@ -55,7 +55,7 @@ class FewShotScore(NamedTuple):
     examples: int
 
     def __str__(self) -> str:
-        return f"{self.accuracy:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        return f"{self.accuracy:.2f} [{self.low:.2f}, {self.high:.2f}]"
 
 
 def wilson_interval(correct: float, count: int) -> tuple[float, float]:
@@ -301,9 +301,10 @@ def _split_tokens(tokenizer: Any, prompt: str, answer: str) -> tuple[list[int], 
 
 def common_length(rows: Sequence[Sequence[int]]) -> int:
     """Length of the longest common prefix."""
-    first, last = min(rows), max(rows)  # in lexical order these differ most
-    differing = (i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b)
-    return next(differing, min(len(first), len(last)))
+    for i, tokens in enumerate(zip(*rows, strict=False)):
+        if len(set(tokens)) > 1:
+            return i
+    return min(map(len, rows))
 
 
 @torch.no_grad()

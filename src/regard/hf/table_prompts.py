@@ -217,7 +217,10 @@ def dictionary_baseline(prompts: TablePrompts, shots: int | None) -> FewShotScor
         shots: Number of passages that it knows; None: all.
     """
     known = prompts.train if shots is None else prompts.examples(shots)
+    names = {row[0].casefold() for passage in known for row in passage.rows}
+    names |= {passage.planet.casefold() for passage in known}
     words = {word.casefold() for passage in known for word in re.findall(r"\w+", passage.text)}
+    words -= names
     columns = [{row[i].casefold() for passage in known for row in passage.rows} for i in (1, 2)]
 
     def table(text: str) -> list[tuple[str, ...]]:

@@ -35,11 +35,13 @@ from regard.models.presets import bert, gpt, transformer, vit
 from regard.models.sampling import (
     GreedySearch,
     MinPFilter,
+    NoRepeatNGram,
     RepetitionPenalty,
     Sampling,
     Temperature,
     TopKFilter,
     TopPFilter,
+    TypicalFilter,
 )
 from regard.models.serialization import load, save
 from regard.models.stopping_criteria import StoppingCriteria
@@ -85,6 +87,7 @@ __all__ = [
     "BeamSearchConfig",
     "GreedySearch",
     "MinPFilter",
+    "NoRepeatNGram",
     "GeneratedToken",
     "RepetitionPenalty",
     "GenerationOutput",
@@ -93,4 +96,5 @@ __all__ = [
     "Temperature",
     "TopKFilter",
     "TopPFilter",
+    "TypicalFilter",
 ]
