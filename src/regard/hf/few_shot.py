@@ -327,17 +327,19 @@ def ending_likelihoods(
     likelihoods = torch.zeros(len(pairs), dtype=torch.float64)
     with evaluation_mode(model):
         shared, state = read_common_prefix(model, [start for start, _ in pairs])
-        step = decoding_step(model)
         for batch in _batches(rows, shared):
-            width = len(batch[-1]) - shared
+            width = len(batch[-1])
             # Padding on the right: no earlier token sees it.
-            padded = [[*row[shared:], *[0] * (width - len(row) + shared)] for row in batch]
+            padded = [[*row[shared:], *[0] * (width - len(row))] for row in batch]
             repeated = None if state is None else take(state, [0] * len(batch))
+            first = min(length - 1 for row in batch for _, length, _ in wanted[row])
+            step = decoding_step(model, logits_to_keep=width - first)
             logits, _ = step(torch.tensor(padded, device=device), repeated)
+            first = width - logits.shape[1]  # some models compute all
             for row, row_logits in zip(batch, logits, strict=True):
                 for number, length, ending in wanted[row]:
-                    first = length - 1 - shared
-                    logp = row_logits[first : first + len(ending)].double().log_softmax(-1)
+                    at = length - 1 - first
+                    logp = row_logits[at : at + len(ending)].double().log_softmax(-1)
                     chosen = logp.gather(-1, torch.tensor(ending, device=device)[:, None])
                     likelihoods[number] = chosen.sum().cpu()
     return likelihoods

@@ -82,9 +82,9 @@ def load_gguf(path: Path) -> tuple[nn.Module, Any]:
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(**source)
         model = transformers.AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
-    except (OSError, ValueError, KeyError, NotImplementedError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"{path} is not a GGUF file that transformers reads: {reason}") from None
+    except Exception as error:  # a damaged file: struct.error, IndexError and others
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"{path} is not a GGUF file that transformers reads: {reason}") from error
     # The weights are plain floats now, and saved as such.
     for owner in (model, model.config):
         owner.__dict__.pop("quantization_config", None)
