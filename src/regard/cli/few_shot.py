@@ -18,6 +18,7 @@ from regard.cli.swap import load_model
 from regard.device import autocast, resolve_dtype
 from regard.errors import check_choice
 from regard.hf.few_shot import (
+    TOO_LONG,
     ClassificationPrompts,
     FewShotScore,
     evaluate_prompts,
@@ -113,6 +114,7 @@ def few_shot(
     with user_errors():
         on = check_device(device, dtype)
         check_choice("task", task, TASKS)
+        check_choice("too_long", too_long, TOO_LONG)
         counts = parse_shots(shots)
         specs = [spec for text_ in mixer for spec in parse_swaps(text_)]
         for folder in recovered:
@@ -127,18 +129,20 @@ def few_shot(
         if task == "table":
             given = {
                 "data": data,
+                "text": text != "text",
+                "label": label != "label",
                 "template": template,
                 "instruction": instruction,
                 "label-words": label_words,
                 "normalize": normalize,
                 "calibrate": calibrate,
+                "too-long": too_long != "error",
             }
             for name, value in given.items():
                 if value:
                     raise ValueError(f"--{name} is for --task classification: omit it.")
-            if too_long != "error":
-                raise ValueError("--too-long drop is for --task classification: omit it.")
             tables = TablePrompts(size, seed)
+            tables.examples(max(counts))  # raises if there are too few
             evaluate = partial(evaluate_tables, prompts=tables, shots=counts, context=context)
         else:
             if data is None:

@@ -38,17 +38,10 @@ class CachedTokens(NamedTuple):
     streams: tuple[State, ...]
 
 
-class SeenTokens(NamedTuple):
-    """State of a model that reads all tokens (b, n) again in each step."""
-
-    tokens: Tensor
-
-
 def decoding_step(model: nn.Module, *, logits_to_keep: int = 0) -> DecodingStep:
     """The step of a causal language model of transformers, for `regard.models.generate`.
 
-    Keys and values are cached, and swapped layers stream. A model with a mixer that does not
-    support streaming reads the whole context in every step. Call `model.eval()` first.
+    Keys and values are cached, and swapped layers stream. Call `model.eval()` first.
 
     Args:
         model: A model with a causal LM head, swapped or not, or a `RegardForCausalLM`.
@@ -64,7 +57,10 @@ def decoding_step(model: nn.Module, *, logits_to_keep: int = 0) -> DecodingStep:
     if isinstance(inner, Model):
         return inner.stream  # type: ignore[return-value]
     swapped = [module for module in model.modules() if isinstance(module, SwappedAttention)]
-    streams = all(module.mixer.can.stream for module in swapped)
+    for module in swapped:
+        if not module.mixer.can.stream:
+            reason = module.mixer.can.reason("stream")
+            raise Unsupported(f"{module.mixer.name} does not support streaming: {reason}")
     limit = max_length(model)
     can_keep = "logits_to_keep" in inspect.signature(model.forward).parameters
     keep = {"logits_to_keep": logits_to_keep} if can_keep else {}
@@ -73,23 +69,12 @@ def decoding_step(model: nn.Module, *, logits_to_keep: int = 0) -> DecodingStep:
     def step(tokens: Tensor, state: Any = None) -> tuple[Tensor, State]:
         if isinstance(state, JoinedState):
             return run_by_group(lambda group, tokens: step(tokens, group), state, tokens)
-        end = tokens.shape[1] + seen_length(state)
+        end = tokens.shape[1] + (0 if state is None else state.position)
         if limit is not None and end > limit:
             raise ValueError(f"The text has {end} tokens; the model supports {limit}.")
-        if streams:
-            return _cached_step(model, swapped, tokens, state, keep)
-        context = tokens if state is None else torch.cat((state.tokens, tokens), 1)
-        logits = model(input_ids=context, use_cache=False, **keep).logits
-        return logits[:, -tokens.shape[1] :], SeenTokens(context)
+        return _cached_step(model, swapped, tokens, state, keep)
 
     return step
-
-
-def seen_length(state: CachedTokens | SeenTokens | None) -> int:
-    """Number of tokens that were read."""
-    if state is None:
-        return 0
-    return state.position if isinstance(state, CachedTokens) else state.tokens.shape[1]
 
 
 def _cached_step(

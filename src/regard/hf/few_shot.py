@@ -239,12 +239,7 @@ def fitting_texts(
 ) -> list[LabelledText]:
     """The test texts whose prompts with so many examples fit into the context."""
     check_choice("too_long", too_long, TOO_LONG)
-    limit = max_length(model)
-    if context is not None:
-        check_int(1, context=context)
-        if limit is not None and context > limit:
-            raise ValueError(f"context={context}, but the model has {limit} positions.")
-        limit = context
+    limit = context_limit(model, context)
     if limit is None:
         return prompts.test
     lengths = [
@@ -264,6 +259,17 @@ def fitting_texts(
             f"{min(lengths)}."
         )
     return kept
+
+
+def context_limit(model: nn.Module, context: int | None) -> int | None:
+    """Maximum number of tokens: that of the model, or a smaller one."""
+    limit = max_length(model)
+    if context is None:
+        return limit
+    check_int(1, context=context)
+    if limit is not None and context > limit:
+        raise ValueError(f"context={context}, but the model has {limit} positions.")
+    return context
 
 
 def label_likelihoods(

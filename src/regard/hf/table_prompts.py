@@ -19,9 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch import nn
 
+from regard.deep_init import evaluation_mode
 from regard.hf.decoding import check_causal_lm, decoding_step
-from regard.hf.few_shot import BLOCK_END, FewShotScore, read_common_prefix
-from regard.hf.model_inputs import max_length
+from regard.hf.few_shot import BLOCK_END, FewShotScore, context_limit, read_common_prefix
 from regard.models.generation import generate
 from regard.models.stopping_criteria import StoppingCriteria
 from regard.state import take
@@ -177,7 +177,7 @@ def evaluate_tables(
     step = decoding_step(model, logits_to_keep=1)
     longest = max(len(tokenizer(passage.table())["input_ids"]) for passage in prompts.test)
     max_new_tokens = longest + longest // 4
-    limit = context or max_length(model)
+    limit = context_limit(model, context)
     stop = StoppingCriteria(
         [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id],
         strings=[BLOCK_END],
@@ -194,15 +194,16 @@ def evaluate_tables(
                 f"Prompts with {k} examples need {needed} tokens with the answer; the context has "
                 f"{limit}: use fewer examples."
             )
-        shared, state = read_common_prefix(model, tokens)
-        outputs = generate(
-            step,
-            [row[shared:] for row in tokens],
-            max_new_tokens=max_new_tokens,
-            stop=stop,
-            state=None if state is None else take(state, [0] * len(tokens)),
-            device=device,
-        )
+        with evaluation_mode(model):
+            shared, state = read_common_prefix(model, tokens)
+            outputs = generate(
+                step,
+                [row[shared:] for row in tokens],
+                max_new_tokens=max_new_tokens,
+                stop=stop,
+                state=None if state is None else take(state, [0] * len(tokens)),
+                device=device,
+            )
         results.append(
             _table_score(k, [parse_table(output.text or "") for output in outputs], prompts.test)
         )
