@@ -73,6 +73,17 @@ def run(*words):
     return CliRunner().invoke(app, ["swap", *words])
 
 
+def test_max_tokens(model, data, tmp_path):
+    """Fails if texts are not cut, or --recover reads whole ones."""
+    words = ("--mixer", "vanilla", "--data", data, "--lengths", "8", "--json")
+    short = run(model, *words, "--max-tokens", "4", "--recover", "1s", "--batch-size", "4")
+    assert short.exit_code == 0, short.output
+    found = json.loads(short.stdout)
+    assert found["recovery"]["steps"] >= 1
+    too_long = run(model, *words, "--max-tokens", "65", "--recover", "1s")
+    assert too_long.exit_code == 1 and "the model has 64 positions" in too_long.stderr
+
+
 def test_table(model, data):
     """Fails if drift, speed or memory is not shown."""
     found = run(model, "--mixer", "local", "--window", "2", "--data", data, "--lengths", "8,32")

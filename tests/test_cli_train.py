@@ -687,6 +687,35 @@ def test_generate_refusals(speaks, labels):
         "generate", speaks, "--temperature", 0, "--seed", 3
     )
     assert "p must be" in refused("generate", speaks, "--top-p", 3)
+    assert "--min-p applies to sampling" in refused(
+        "generate", speaks, "--temperature", 0, "--min-p", 0.1
+    )
+    assert "--repetition-penalty does not apply to beam search" in refused(
+        "generate", speaks, "--num-beams", 2, "--repetition-penalty", 1.2
+    )
+    assert "--length-penalty applies to beam search" in refused(
+        "generate", speaks, "--length-penalty", 2
+    )
+
+
+def test_generate_with_every_processor(speaks):
+    """Fails if an option does nothing: typical sampling and n-grams change the text."""
+    words = ("generate", speaks, "--prompt", "the ", "--max-new-tokens", 40, "--json")
+
+    def text(*more):
+        return json.loads(run(*words, *more).stdout)["text"]
+
+    greedy = text("--temperature", 0)
+    unique = text("--temperature", 0, "--no-repeat-ngram", 4)
+    whole = "the " + unique
+    grams = [whole[i : i + 4] for i in range(len(whole) - 3)]
+    assert len(set(grams)) == len(grams)
+    assert greedy != unique and text("--temperature", 0, "--repetition-penalty", 3) != greedy
+    plain = text()
+    for option in (("--typical-p", 0.2), ("--min-p", 0.95), ("--top-p", 0.2), ("--top-k", 1)):
+        assert text(*option) != plain
+    long = text("--num-beams", 3, "--length-penalty", 2)
+    assert len(long) == 40
 
 
 # --------------------------------------------------------------------------------------------- runs

@@ -63,7 +63,7 @@ SMALL = {
     "--vocab-size": "20",
 }
 # These start processes, measure for seconds or load packages: only lines that fail are drawn.
-LONG = {"compare", "bench", "demo", "tour", "swap", "export", "gallery"}
+LONG = {"compare", "bench", "demo", "tour", "swap", "few-shot", "export", "gallery"}
 
 
 def commands():

@@ -15,11 +15,13 @@ from regard.models.beam import BeamSearchConfig, beam_search
 from regard.models.sampling import (
     GreedySearch,
     MinPFilter,
+    NoRepeatNGram,
     RepetitionPenalty,
     Sampling,
     Temperature,
     TopKFilter,
     TopPFilter,
+    TypicalFilter,
 )
 from regard.models.stopping_criteria import StoppingCriteria
 from regard.registry import get_recipe
@@ -101,6 +103,30 @@ def test_other_prompts_have_no_influence(strategy):
     alone = generate(tiny.step, PROMPTS[:1], max_new_tokens=9, strategy=strategy)
     for a, b in ((found[0], other[0]), (found[2], other[2]), (found[0], alone[0])):
         assert a.tokens == b.tokens and a.logprobs == pytest.approx(b.logprobs, abs=1e-9)
+
+
+@pytest.mark.parametrize("name", ["vanilla", "local", "linear", "retnet", "sinks"])
+def test_each_prompt_with_its_own_seed_continues_as_alone(name):
+    """Fails if a sample depends on the place in the batch, for any processor."""
+    tiny, seeds = model(name), [3, 3, 0, 8]
+    shapes = (
+        RepetitionPenalty(1.3),
+        NoRepeatNGram(3),
+        Temperature(1.2),
+        TopKFilter(8),
+        TopPFilter(0.95),
+        MinPFilter(0.01),
+        TypicalFilter(0.9),
+    )
+    together = generate(
+        tiny.step, PROMPTS, max_new_tokens=9, strategy=Sampling(*shapes, seed=seeds)
+    )
+    for prompt, seed, found in zip(PROMPTS, seeds, together, strict=True):
+        strategy = Sampling(*shapes, seed=seed)
+        (alone,) = generate(tiny.step, [prompt], max_new_tokens=9, strategy=strategy)
+        assert found.tokens == alone.tokens
+    with pytest.raises(ValueError, match="2 seeds, but there is a prompt 3"):
+        generate(tiny.step, PROMPTS, max_new_tokens=2, strategy=Sampling(seed=[1, 2]))
 
 
 def test_forms_of_prompts():
@@ -240,6 +266,55 @@ def test_filters_match_loops(p, rand):
             got = shape(row[None])[0]
             assert set(got.isfinite().nonzero()[:, 0].tolist()) == want, name
             assert all(got[i] == row[i] for i in want)
+
+
+def test_processors_equal_those_of_transformers(rand):
+    """Fails if a processor keeps other tokens or changes other logits than the one of
+    transformers, also after another processor has excluded tokens."""
+    theirs = pytest.importorskip("transformers.generation.logits_process")
+    rows = torch.randint(12, (30, 25), generator=torch.Generator().manual_seed(0))
+    pairs = [
+        (Temperature(0.7), theirs.TemperatureLogitsWarper(0.7)),
+        *((TopKFilter(k), theirs.TopKLogitsWarper(k)) for k in (1, 5, 40)),
+        *((TopPFilter(p), theirs.TopPLogitsWarper(p)) for p in (0.1, 0.5, 0.95)),
+        *((MinPFilter(p), theirs.MinPLogitsWarper(p)) for p in (0.01, 0.3)),
+        *((TypicalFilter(p), theirs.TypicalLogitsWarper(p)) for p in (0.1, 0.5, 0.95)),
+        *(
+            (RepetitionPenalty(c), theirs.RepetitionPenaltyLogitsProcessor(c))
+            for c in (0.8, 1.0, 1.5)
+        ),
+        *((NoRepeatNGram(n), theirs.NoRepeatNGramLogitsProcessor(n)) for n in (1, 2, 3)),
+    ]
+    for scale in (0.5, 4.0):
+        plain = scale * rand(30, 40)
+        for logits in (plain, TopKFilter(20)(plain)):
+            for ours, other in pairs:
+                got = ours(logits, rows.tolist())
+                torch.testing.assert_close(got, other(rows, logits.clone()), rtol=1e-6, atol=1e-9)
+
+
+def test_typical_sampling_excludes_what_is_too_probable():
+    """Fails if tokens are ordered by probability: 0.2 is nearest to the entropy, then 0.6."""
+    logits = torch.tensor([[0.6, 0.2, 0.1, 0.1]]).log()  # entropy 1.09, information 0.51 1.61 2.3
+    assert TypicalFilter(0.15)(logits).isfinite().tolist() == [[False, True, False, False]]
+    assert TypicalFilter(0.7)(logits).isfinite().tolist() == [[True, True, False, False]]
+    assert torch.equal(TypicalFilter(1)(logits), logits)
+
+
+def test_ngrams_leave_something():
+    """Fails if all tokens are excluded, or an n-gram of the prompt may come again."""
+    logits = torch.zeros(2, 3)
+    got = NoRepeatNGram(1)(logits, [[0, 1, 2], [0, 2]])
+    assert got.isfinite().tolist() == [[True] * 3, [False, True, False]]
+    got = NoRepeatNGram(3)(logits, [[0, 1, 2, 0, 1], [0]])
+    assert got.isfinite().tolist() == [[True, True, False], [True] * 3]
+    tiny = model("local")
+    (found,) = generate(
+        tiny.step, [[1, 2, 3]], max_new_tokens=30, strategy=GreedySearch(NoRepeatNGram(2))
+    )
+    row = [1, 2, 3, *found.tokens]
+    pairs = list(itertools.pairwise(row))
+    assert len(set(pairs)) == len(pairs)
 
 
 def test_temperature_and_penalty(rand):
@@ -575,7 +650,11 @@ def test_beams_with_stop_strings():
         (lambda: MinPFilter(-0.1), "p must be"),
         (lambda: RepetitionPenalty(0), "penalty must be"),
         (lambda: RepetitionPenalty(1.5)(torch.zeros(1, 3)), "needs the tokens so far"),
+        (lambda: TypicalFilter(0), "p must be"),
+        (lambda: NoRepeatNGram(0), "n must be an integer >= 1, not 0"),
+        (lambda: NoRepeatNGram(2)(torch.zeros(1, 3)), "needs the tokens so far"),
         (lambda: Sampling(seed=-1), "seed must be"),
+        (lambda: Sampling(seed=[0, -1]), "seed must be"),
         (lambda: BeamSearchConfig(0), "num_beams must be an integer >= 1, not 0"),
         (
             lambda: BeamSearchConfig(2, num_return_sequences=3),

