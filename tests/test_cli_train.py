@@ -572,10 +572,10 @@ def test_predict_a_file_in_batches(labels, rows, tmp_path):
             io.StringIO(run("predict", labels, "--data", rows, "--batch-size", 7, "--csv").stdout)
         )
     )
-    assert [one["text"] for one in shown] == [row["body"] for row in given]
-    assert sum(one["label"] == row["topic"] for one, row in zip(shown, given, strict=True)) > 110
+    assert [{name: one[name] for name in given[0]} for one in shown] == given
+    assert sum(one["predicted_label"] == one["topic"] for one in shown) > 110
     alone = next(predict(load_run(labels), [given[0]["body"]]))
-    assert float(shown[0]["probability"]) == pytest.approx(alone["probability"], rel=1e-5)
+    assert float(shown[0]["predicted_probability"]) == pytest.approx(alone["probability"], rel=1e-5)
     (tmp_path / "lines.txt").write_text("xxxxx\nyyyyy\n")
     assert (
         len(json.loads(run("predict", labels, "--data", tmp_path / "lines.txt", "--json").stdout))

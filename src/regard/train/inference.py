@@ -57,6 +57,9 @@ class TrainedRun:
         Args:
             raw_inputs: Texts, rows (column name -> value) or paths, as the task takes them.
             batch_size: Inputs per batch.
+
+        Raises:
+            InputError: An input cannot be encoded: a value is missing, or a file is damaged.
         """
         return list(predict(self, raw_inputs, batch_size=batch_size))
 
@@ -69,10 +72,13 @@ class TrainedRun:
             batch_size: Inputs per batch.
         """
         assert self.model.config is not None
-        parts = [
-            mean_tokens(*self._hidden_tokens(batch))
-            for batch in encode_batches(self, raw_inputs, batch_size)
-        ]
+        parts = []
+        for chunk in encode_chunks(self, raw_inputs, batch_size):
+            for each in chunk:
+                if isinstance(each, InputError):
+                    raise each
+            batch = collate(cast(list[Example], chunk)).to(self.device)
+            parts.append(mean_tokens(*self._hidden_tokens(batch)))
         return torch.cat(parts) if parts else torch.empty(0, self.model.config.dim)
 
     @torch.no_grad()
@@ -169,8 +175,25 @@ def evaluate(
 
 
 # ----------------------------------------------------------------------------------------- predict
-def encode_batches(run: TrainedRun, raw_inputs: Iterable[Any], batch_size: int) -> Iterator[Batch]:
-    """The inputs of the model for raw inputs, in batches on the device of the run."""
+class InputError(ValueError):
+    """A raw input that cannot be encoded; `reason` is the message without its number."""
+
+    def __init__(self, number: int, reason: str) -> None:
+        super().__init__(f"Input {number}: {reason}")
+        self.reason = reason
+
+
+def describe_error(error: Exception) -> str:
+    """The message of an error, without the number that the system gives to it."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"cannot read {error.filename}: {error.strerror}"
+    return str(error)
+
+
+def encode_chunks(
+    run: TrainedRun, raw_inputs: Iterable[Any], batch_size: int
+) -> Iterator[list[Example | InputError]]:
+    """The examples of raw inputs in chunks for batches, with errors in the place of inputs."""
     check_int(1, batch_size=batch_size)
     processor = run.processor
     if processor is None:
@@ -183,28 +206,41 @@ def encode_batches(run: TrainedRun, raw_inputs: Iterable[Any], batch_size: int) 
             f"Expected a list of raw inputs, not one {type(raw_inputs).__name__}: "
             "write [...] around it."
         )
-    remaining, first = iter(raw_inputs), 1
-    while chunk := list(itertools.islice(remaining, batch_size)):
-        examples = []
-        for raw in chunk:
+    numbered = enumerate(raw_inputs, 1)
+    while chunk := list(itertools.islice(numbered, batch_size)):
+        encoded: list[Example | InputError] = []
+        for number, raw in chunk:
             try:
-                examples.append(Example(processor.encode(raw), {}))
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"Input {first + len(examples)}: {error}") from error
-        first += len(chunk)
-        yield collate(examples).to(run.device)
+                encoded.append(Example(processor.encode(raw), {}))
+            except (TypeError, ValueError, OSError) as error:
+                encoded.append(InputError(number, describe_error(error)))
+        yield encoded
 
 
-@torch.no_grad()
 def predict(
     run: TrainedRun, raw_inputs: Iterable[Any], *, batch_size: int = 32
 ) -> Iterator[Prediction]:
     """Like `TrainedRun.predict`, one batch after the other."""
-    for batch in encode_batches(run, raw_inputs, batch_size):
+    for prediction in predict_each(run, raw_inputs, batch_size=batch_size):
+        if isinstance(prediction, InputError):
+            raise prediction
+        yield prediction
+
+
+@torch.no_grad()
+def predict_each(
+    run: TrainedRun, raw_inputs: Iterable[Any], *, batch_size: int = 32
+) -> Iterator[Prediction | InputError]:
+    """Like `predict`, with the error of an input in the place of its prediction."""
+    for chunk in encode_chunks(run, raw_inputs, batch_size):
         assert run.processor is not None
-        with autocast(run.device, run.dtype):
-            predictions = run.processor.predict(run.model, batch.inputs)
-        yield from predictions
+        predictions: list[Prediction] = []
+        if examples := [each for each in chunk if isinstance(each, Example)]:
+            batch = collate(examples).to(run.device)
+            with autocast(run.device, run.dtype):
+                predictions = run.processor.predict(run.model, batch.inputs)
+        remaining = iter(predictions)
+        yield from (each if isinstance(each, InputError) else next(remaining) for each in chunk)
 
 
 # ---------------------------------------------------------------------------------------- generate
