@@ -211,9 +211,15 @@ def test_an_overview_comes_before_training(tmp_path):
     assert model == f"model: {parameters:,} parameters"
     assert "20 steps of 4 examples" in training and "lr 0.001 cosine" in training
     assert "cpu in float32" in training
+    assert shown[3] == (
+        "warning: 20 steps end within the warmup of 50: the learning rate reaches 40% of its peak. "
+        "Use more --steps or less --warmup."
+    )
     measured = [line for line in shown if line.startswith("measured: ")]
     assert len(measured) == 1 and "s a step, about 1 s and the evaluations" in measured[0]
     assert run("train", *SMALL, "--steps", 5, "--out", tmp_path / "y", "--json").stderr == ""
+    words = ("--steps", 3, "--warmup", 3, "--out", tmp_path / "z")
+    assert "warmup of" not in run("train", *SMALL, *words).stderr
 
 
 def test_texts_that_are_cut_off_are_counted(tmp_path):

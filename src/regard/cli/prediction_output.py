@@ -58,6 +58,7 @@ class PredictionOutput(ABC):
     def write(self, item: RawInput, prediction: Prediction) -> None:
         """Print an input, or keep it until `close`. With an error, its prediction is empty."""
 
+    @abstractmethod
     def close(self) -> None:
         """Print what was kept."""
 
@@ -90,6 +91,9 @@ class LineOutput(PredictionOutput):
             text = " ".join(str(value).split())
         words.append(text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…")
         echo("  ".join(words))
+
+    def close(self) -> None:
+        """See `PredictionOutput`: nothing was kept."""
 
 
 class TextOutput(PredictionOutput):
