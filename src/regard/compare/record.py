@@ -45,7 +45,7 @@ from regard.errors import format_validation_error
 from regard.json_files import CorruptFile, read_json, write_json
 from regard.models.config import ModuleSpec, StrictModel
 from regard.output_folders import check_output_folder
-from regard.plugins import require_plugins
+from regard.plugins import load_known_plugins, require_plugins
 from regard.train.lock import LOCK_FILE
 from regard.train.run import StoredResult
 
@@ -190,6 +190,7 @@ def baseline_statistics(folder: Path, spec: ModuleSpec, examples: int) -> dict[s
 def load_result(folder: Path) -> ComparisonResult:
     """Read a comparison and compute its rows and verdicts, whether or not all runs are finished."""
     record = read_record(folder)
+    load_known_plugins(record.plan.plugins)
     require_plugins(record.plan.plugins, folder, warnings.warn)
     if not (folder / LEDGER_FILE).is_file():
         raise ValueError(f"{folder} is not a comparison: it has no {LEDGER_FILE}")

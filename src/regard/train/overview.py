@@ -75,8 +75,8 @@ class RunOverview:
         if s.steps < s.warmup_steps:
             lines.append(
                 f"warning: {s.steps:,} steps end within the warmup of {s.warmup_steps:,}: the "
-                f"learning rate reaches {s.steps / s.warmup_steps:.0%} of its peak. Use more --steps "
-                "or less --warmup."
+                f"learning rate reaches {s.steps / s.warmup_steps:.0%} of its peak. "
+                "Use more --steps or less --warmup."
             )
         return lines
 
