@@ -41,7 +41,7 @@ from regard.compare.results import (
     compute_verdicts,
     entry_labels,
 )
-from regard.errors import format_validation_error
+from regard.errors import describe_stored_error
 from regard.json_files import CorruptFile, read_json, write_json
 from regard.models.config import ModuleSpec, StrictModel
 from regard.output_folders import check_output_folder
@@ -130,7 +130,8 @@ def read_record(folder: Path) -> ComparisonRecord:
     except OSError:
         raise ValueError(f"{folder} is not a comparison: it has no {PLAN_FILE}") from None
     except ValidationError as error:
-        raise ValueError(f"{folder / PLAN_FILE}: {format_validation_error(error)}") from None
+        message = describe_stored_error(folder / PLAN_FILE, error, "the plan of a comparison")
+        raise ValueError(message) from None
 
 
 class EntrySettings(BaseModel):
@@ -151,10 +152,8 @@ def check_entry(folder: Path, entry: LedgerEntry) -> None:
         if entry.result is not None:
             StoredResult.model_validate(entry.result)
     except ValidationError as error:
-        message = format_validation_error(error)
-        raise CorruptFile(
-            f"{folder / LEDGER_FILE} is damaged: run {entry.key}, {message}"
-        ) from None
+        where = f"Run {entry.key} in {folder / LEDGER_FILE}"
+        raise CorruptFile(describe_stored_error(where, error, "a run of a comparison")) from None
 
 
 def baseline_statistics(folder: Path, spec: ModuleSpec, examples: int) -> dict[str, Tensor | str]:

@@ -30,7 +30,7 @@ from regard.tasks import (
 )
 from regard.tasks.base import SPLITS, collate
 from regard.train.evaluation import evaluate_examples
-from regard.train.run import MODEL_DIR, RunSpec, read_finished_spec, read_processor
+from regard.train.run import MODEL_DIR, TASK_FILE, RunSpec, read_finished_spec, read_processor
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,14 @@ def load_run(
     load_plugins(plugins)
     spec = read_finished_spec(folder, on_warning)
     content = read_processor(folder)
-    processor = find_task(spec.task.name).load_processor(content) if content else None
+    processor = None
+    if content:
+        try:
+            processor = find_task(spec.task.name).load_processor(content)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{folder / TASK_FILE} was written by another version of Regard, or edited: {error}"
+            ) from error
     model = load_model(folder / MODEL_DIR, device=device)
     return TrainedRun(folder, spec, model, processor, device, dtype)
 
