@@ -39,9 +39,9 @@ UNLIMITED = PLAN.model_copy(
     update={"settings": TrainSettings(steps=UNLIMITED_STEPS), "rates": (1e-3, 3e-3, 1e-2)}
 )
 COSTS = {
-    "vanilla": StepCost(0.04, 0.001),
-    "linear": StepCost(0.01, 0.0005),
-    **{f"m{i}": StepCost(0.02, 0.001) for i in range(6)},
+    "vanilla": StepCost(0.04, 0.001, 2.0),
+    "linear": StepCost(0.01, 0.0005, 2.0),
+    **{f"m{i}": StepCost(0.02, 0.001, 2.0) for i in range(6)},
 }
 
 
@@ -51,7 +51,7 @@ COSTS = {
 def test_a_plan_fills_its_budget(jobs, equal):
     """Fails if a plan takes longer than the budget, wastes it, or evaluates too much."""
     plan = UNLIMITED.model_copy(update={"jobs": jobs, "equal": equal})
-    rungs = plan_rungs(plan, COSTS, 1800, 2.0)
+    rungs = plan_rungs(plan, COSTS, 1800)
     assert [rung.keep for rung in rungs] == [8, 4, 2]
     estimate = sum(rung.estimate(jobs) for rung in rungs)
     assert (0.8 if equal == "time" else 0.5) * 1800 < estimate <= 1800
@@ -71,12 +71,12 @@ def test_a_plan_fills_its_budget(jobs, equal):
 def test_a_budget_that_is_too_small_names_one_that_could():
     """Fails if a hopeless plan starts, or the time that is named does not suffice either."""
     with pytest.raises(BudgetTooSmall, match=r"vanilla \d+ steps per run in rung 1") as refusal:
-        plan_rungs(UNLIMITED, COSTS, 60, 2.0)
+        plan_rungs(UNLIMITED, COSTS, 60)
     needed = refusal.value.needed
-    rungs = plan_rungs(UNLIMITED, COSTS, needed, 2.0)
+    rungs = plan_rungs(UNLIMITED, COSTS, needed)
     assert 60 < needed < 600 and min(rungs[0].steps.values()) >= MIN_STEPS
     with pytest.raises(BudgetTooSmall):
-        plan_rungs(UNLIMITED, COSTS, 0.9 * needed, 2.0)
+        plan_rungs(UNLIMITED, COSTS, 0.9 * needed)
 
 
 def test_rungs_halve_and_keep_the_reference():
@@ -151,7 +151,7 @@ def test_a_killed_comparison_continues_to_the_same_result(finished, tmp_path):
 
 def test_the_plan_of_another_comparison_gives_its_curves(finished, tmp_path, monkeypatch):
     """Fails if a busier machine, on which a step seems to take longer, changes what is learned."""
-    slow = "regard.compare.comparison.step_costs"
+    slow = "regard.compare.costs.MeasuredCosts.step_costs"
     monkeypatch.setattr(slow, lambda *_: pytest.fail("the given plan is not used"))
     again = tmp_path / "again"
     compare(again, plan_folder=finished)

@@ -46,6 +46,7 @@ from regard.json_files import CorruptFile, read_json, write_json
 from regard.models.config import ModuleSpec, StrictModel
 from regard.output_folders import check_output_folder
 from regard.plugins import load_known_plugins, require_plugins
+from regard.tasks import Task
 from regard.train.lock import LOCK_FILE
 from regard.train.run import StoredResult
 
@@ -159,31 +160,44 @@ def check_entry(folder: Path, entry: LedgerEntry) -> None:
 def baseline_statistics(folder: Path, spec: ModuleSpec, examples: int) -> dict[str, Tensor | str]:
     """Statistics of the baselines of a task on the test examples of the runs, or why not.
 
-    They are computed once and stored in baselines.json.
+    They are computed once and stored in baselines.json. The first part of a sample is a sample, so
+    those of more examples are used too.
     """
     task = cached_task(spec)
-    path, key = folder / BASELINES_FILE, f"{spec.model_dump_json()} {examples}"
+    path, name = folder / BASELINES_FILE, spec.model_dump_json()
+    test = task.sample("test", examples).tolist()
     try:
         stored = StoredBaselines.model_validate(read_json(path))
     except (OSError, CorruptFile, ValidationError):  # none yet, or damaged: compute them
         stored = StoredBaselines(statistics={})
-    if key not in stored.statistics:
-        test = task.sample("test", examples).tolist()
-        found: dict[str, list[list[float]] | str] = {}
-        for name, baseline in task.baselines().items():
+    found: dict[str, list[list[float]] | str] | None = None
+    for key, values in stored.statistics.items():
+        count = int(key.rpartition(" ")[2]) if key.startswith(f"{name} ") else 0
+        if count >= examples and task.sample("test", count)[: len(test)].tolist() == test:
+            found = values
+    if found is None:
+        found = {}
+        for label, baseline in task.baselines().items():
             try:
-                values = baseline(test)
-                task.metric.compute(values)  # it may have no value on these examples
-                found[name] = values.double().tolist()
+                found[label] = baseline(test).double().tolist()
             except (ImportError, ValueError) as error:
-                found[name] = str(error)
-        stored.statistics[key] = found
+                found[label] = str(error)
+        stored.statistics[f"{name} {examples}"] = found
         with suppress(OSError):  # in a folder that cannot be written, they are computed again
             write_json(path, stored.model_dump(mode="json"))
-    return {
-        name: each if isinstance(each, str) else torch.tensor(each, dtype=torch.float64)
-        for name, each in stored.statistics[key].items()
-    }
+    return {label: _check_statistics(task, each, len(test)) for label, each in found.items()}
+
+
+def _check_statistics(task: Task, values: list[list[float]] | str, examples: int) -> Tensor | str:
+    """The statistics of the first examples, or why they give no score."""
+    if isinstance(values, str):
+        return values
+    statistics = torch.tensor(values[:examples], dtype=torch.float64)
+    try:
+        task.metric.compute(statistics)
+    except ValueError as error:
+        return str(error)
+    return statistics
 
 
 def load_result(folder: Path) -> ComparisonResult:
