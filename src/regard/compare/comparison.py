@@ -10,7 +10,6 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from statistics import fmean
 
 from regard.compare.costs import MeasuredCosts, read_costs
 from regard.compare.group import rank_entries
@@ -19,6 +18,7 @@ from regard.compare.halving import (
     GroupSchedule,
     Rung,
     StepCost,
+    average_costs,
     plan_rungs,
     plan_without_budget,
     rung_runs,
@@ -179,15 +179,8 @@ class Comparison:
             return alone
         seconds = SIDE_BY_SIDE * min(COST_SECONDS, COST_SHARE * budget / len(self.fitted))
         specs = {label: fitted.specs[label] for label in alone}
-        found = self.schedule.measure_side_by_side(specs, seconds)
-        each = [costs.step_costs(alone) for costs in found]
-        return {
-            label: StepCost(
-                *(fmean(values) for values in zip(*(own[label] for own in each), strict=True))
-            )
-            for label in alone
-            if all(label in own for own in each)
-        }
+        measured_each = self.schedule.measure_side_by_side(specs, seconds)
+        return average_costs([costs.step_costs(alone) for costs in measured_each])
 
     def _measure(self, fitted: FittedTask, stored: str | None) -> Path:
         """Measure the costs of the candidates of a task, or return those of the stored plan."""

@@ -81,6 +81,20 @@ class StepCost:
     start: float = 0.0
 
 
+def average_costs(measured: Sequence[Mapping[str, StepCost]]) -> dict[str, StepCost]:
+    """Return the means of the costs by label; a label that is not in all is left out."""
+    found = {}
+    for label in measured[0]:
+        own = [costs[label] for costs in measured if label in costs]
+        if len(own) == len(measured):
+            found[label] = StepCost(
+                step=statistics.fmean(each.step for each in own),
+                example=statistics.fmean(each.example for each in own),
+                start=statistics.fmean(each.start for each in own),
+            )
+    return found
+
+
 class BudgetTooSmall(ValueError):
     """The plan cannot answer within the budget.
 
