@@ -131,6 +131,13 @@ def test_rows_without_numbers_are_counted_or_refused(tmp_path):
             create_task("regress", data=data, target=target, columns="rooms,area", missing="error")
 
 
+def test_a_file_without_rows_is_named_as_such(tmp_path):
+    """Fails if the error is about columns, which the file may have."""
+    (tmp_path / "a.csv").write_text("area,price\n")
+    with pytest.raises(ValueError, match=r"a\.csv has no rows with values"):
+        create_task("regress", data=tmp_path / "a.csv", target="price")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -405,6 +405,8 @@ def _numeric_columns(rows: Rows, exclude: Sequence[str | None], where: str) -> l
         for name, count in present.items()
         if numeric[name] >= NUMERIC_SHARE * count and name not in exclude
     ]
+    if not present:
+        raise ValueError(f"{where} has no rows with values.")
     if not found:
         raise ValueError(
             f"{where} has no numeric column beside the target: name a column of text with text=, "

@@ -178,7 +178,8 @@ def evaluate(
         batch_size=batch_size,
         device=device,
     )
-    return {"split": split, "examples": wanted, **evaluation.values(), "loss": evaluation.loss}
+    values = {task.metric.name: evaluation.value, **evaluation.values()}
+    return {"split": split, "examples": wanted, **values, "loss": evaluation.loss}
 
 
 # ----------------------------------------------------------------------------------------- predict

@@ -167,7 +167,7 @@ class StoredResult(BaseModel):
     loss: FiniteFloat
     best: FiniteFloat
     best_step: Count | None = None
-    test: FiniteFloat
+    test: FiniteFloat | None
     examples: Count
     metrics: dict[str, FiniteFloat]
     metric: str
