@@ -38,6 +38,7 @@ from regard.compare.plan import PARTS, SHORTLIST, fit_tasks
 from regard.compare.record import baseline_statistics, read_record
 from regard.json_files import write_json
 from regard.models import module_spec
+from regard.tasks.probes import ParityTask
 from regard.train.settings import UNLIMITED_STEPS, TrainSettings
 
 UNLIMITED = PLAN.model_copy(
@@ -130,13 +131,26 @@ def test_a_plan_counts_all_that_takes_time(tmp_path, monkeypatch):
 
 
 def test_baselines_of_more_examples_are_used_again(tmp_path, monkeypatch):
-    """Fails if they are computed twice, or are those of other examples."""
+    """Fails if they are computed twice, are those of other examples, or stay without a score when
+    the missing package has been installed."""
     task = module_spec("parity", length=8)
     larger = baseline_statistics(tmp_path, task, 64)["constant"]
     monkeypatch.setattr("regard.tasks.base.constant", lambda *_: pytest.fail("computed again"))
     assert torch.equal(baseline_statistics(tmp_path, task, 40)["constant"], larger[:40])
     with pytest.raises(pytest.fail.Exception):
         baseline_statistics(tmp_path, task, 65)
+    scores = iter([ImportError("needs a package"), larger])
+
+    def fetch(*_):
+        found = next(scores)
+        if isinstance(found, ImportError):
+            raise found
+        return found
+
+    monkeypatch.setattr(ParityTask, "baselines", lambda self: {"constant": fetch, "other": fetch})
+    assert baseline_statistics(tmp_path, task, 30)["other"] == "needs a package"
+    assert torch.equal(baseline_statistics(tmp_path, task, 30)["other"], larger[:30])
+    assert torch.equal(baseline_statistics(tmp_path, task, 30)["other"], larger[:30])
 
 
 def test_rungs_halve_and_keep_the_reference():

@@ -170,22 +170,27 @@ def baseline_statistics(folder: Path, spec: ModuleSpec, examples: int) -> dict[s
         stored = StoredBaselines.model_validate(read_json(path))
     except (OSError, CorruptFile, ValidationError):  # none yet, or damaged: compute them
         stored = StoredBaselines(statistics={})
-    found: dict[str, list[list[float]] | str] | None = None
+    found: dict[str, list[list[float]] | str] = {}
     for key, values in stored.statistics.items():
-        count = int(key.rpartition(" ")[2]) if key.startswith(f"{name} ") else 0
+        known, _, number = key.rpartition(" ")
+        count = int(number) if known == name and number.isdecimal() else 0
         if count >= examples and task.sample("test", count)[: len(test)].tolist() == test:
-            found = values
-    if found is None:
-        found = {}
-        for label, baseline in task.baselines().items():
-            try:
-                found[label] = baseline(test).double().tolist()
-            except (ImportError, ValueError) as error:
-                found[label] = str(error)
+            found = dict(values)
+    unavailable = {}  # not stored: the package may be installed later
+    for label, baseline in task.baselines().items():
+        if label in found:
+            continue
+        try:
+            found[label] = baseline(test).double().tolist()
+        except ImportError as error:
+            unavailable[label] = str(error)
+        except ValueError as error:
+            found[label] = str(error)
         stored.statistics[f"{name} {examples}"] = found
         with suppress(OSError):  # in a folder that cannot be written, they are computed again
             write_json(path, stored.model_dump(mode="json"))
-    return {label: _check_statistics(task, each, len(test)) for label, each in found.items()}
+    found |= unavailable
+    return {label: _check_statistics(task, found[label], len(test)) for label in task.baselines()}
 
 
 def _check_statistics(task: Task, values: list[list[float]] | str, examples: int) -> Tensor | str:
