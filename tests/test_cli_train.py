@@ -163,7 +163,7 @@ def test_columns_of_parquet_have_options(tmp_path, monkeypatch):
     )
     found = run("compare", "--mixers", "linear", "--tasks", "classify", *words, *plain)
     assert json.loads(found.stdout)["rows"][-1]["mixer"] == "TF-IDF + linear"
-    assert "takes no argument 'text'" in refused(
+    assert "takes no --text: its arguments are length, seed" in refused(
         "compare", "--mixers", "linear", "--tasks", "parity", *words, *plain
     )
 
@@ -401,7 +401,12 @@ def test_a_disk_that_fills_while_tensors_are_written(tmp_path, monkeypatch):
         (("--task", "lm", "--set", "warmup_steps"), "--set takes name=value"),
         (("--task", "lm", "--max-time", "soon"), "Expected a duration"),
         (("--task", "lm", "--data", "nowhere/x.txt"), "there is no folder"),
-        (("--task", "recall", "--data", "x.txt"), "takes no argument 'data'"),
+        (("--task", "recall", "--data", "x.txt"), "takes no --data: its arguments are alpha, keys"),
+        (("--task", "regress", "--label", "y"), "takes no --label: did you mean 'target'? Its arg"),
+        (("--task", "tag", "--text", "x"), "did you mean 'tokens'? Its arguments are data"),
+        (("--task", "seq2seq", "--text", "x"), "did you mean 'source'?"),
+        (("--task", "image_folder", "--label", "x"), "Write arguments as --task image_folder:na"),
+        (("--task", "regress:label=y"), "takes no argument 'label': did you mean 'target'?"),
         (("--task", "lm", "--lr", "0"), "lr: "),
         (("--task", "lm", "--position", "lerned"), "lerned"),
     ],
@@ -572,10 +577,10 @@ def test_predict_a_file_in_batches(labels, rows, tmp_path):
             io.StringIO(run("predict", labels, "--data", rows, "--batch-size", 7, "--csv").stdout)
         )
     )
-    assert [one["text"] for one in shown] == [row["body"] for row in given]
-    assert sum(one["label"] == row["topic"] for one, row in zip(shown, given, strict=True)) > 110
+    assert [{name: one[name] for name in given[0]} for one in shown] == given
+    assert sum(one["predicted_label"] == one["topic"] for one in shown) > 110
     alone = next(predict(load_run(labels), [given[0]["body"]]))
-    assert float(shown[0]["probability"]) == pytest.approx(alone["probability"], rel=1e-5)
+    assert float(shown[0]["predicted_probability"]) == pytest.approx(alone["probability"], rel=1e-5)
     (tmp_path / "lines.txt").write_text("xxxxx\nyyyyy\n")
     assert (
         len(json.loads(run("predict", labels, "--data", tmp_path / "lines.txt", "--json").stdout))

@@ -7,15 +7,19 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
+import regard.compare.comparison as comparing
 from compare_cases import PLAN, compare
 from regard.cli import app
 from regard.cli.comparing import parse_candidates, parse_rates
-from regard.compare import ComparisonPlan, load_result
+from regard.compare import Comparison, ComparisonPlan, Schedule, load_result
 from regard.compare.comparison import format_duration
+from regard.compare.costs import COSTS_FILE, SAVES, CandidateTimes, MeasuredCosts
 from regard.compare.halving import (
     EVAL_SHARE,
     MIN_STEPS,
@@ -31,17 +35,19 @@ from regard.compare.halving import (
 from regard.compare.ledger import Ledger
 from regard.compare.load import Load, merge_loads
 from regard.compare.plan import PARTS, SHORTLIST, fit_tasks
-from regard.compare.record import read_record
+from regard.compare.record import baseline_statistics, read_record
+from regard.json_files import write_json
 from regard.models import module_spec
+from regard.tasks.probes import ParityTask
 from regard.train.settings import UNLIMITED_STEPS, TrainSettings
 
 UNLIMITED = PLAN.model_copy(
     update={"settings": TrainSettings(steps=UNLIMITED_STEPS), "rates": (1e-3, 3e-3, 1e-2)}
 )
 COSTS = {
-    "vanilla": StepCost(0.04, 0.001),
-    "linear": StepCost(0.01, 0.0005),
-    **{f"m{i}": StepCost(0.02, 0.001) for i in range(6)},
+    "vanilla": StepCost(0.04, 0.001, 2.0),
+    "linear": StepCost(0.01, 0.0005, 2.0),
+    **{f"m{i}": StepCost(0.02, 0.001, 2.0) for i in range(6)},
 }
 
 
@@ -51,7 +57,7 @@ COSTS = {
 def test_a_plan_fills_its_budget(jobs, equal):
     """Fails if a plan takes longer than the budget, wastes it, or evaluates too much."""
     plan = UNLIMITED.model_copy(update={"jobs": jobs, "equal": equal})
-    rungs = plan_rungs(plan, COSTS, 1800, 2.0)
+    rungs = plan_rungs(plan, COSTS, 1800)
     assert [rung.keep for rung in rungs] == [8, 4, 2]
     estimate = sum(rung.estimate(jobs) for rung in rungs)
     assert (0.8 if equal == "time" else 0.5) * 1800 < estimate <= 1800
@@ -71,12 +77,80 @@ def test_a_plan_fills_its_budget(jobs, equal):
 def test_a_budget_that_is_too_small_names_one_that_could():
     """Fails if a hopeless plan starts, or the time that is named does not suffice either."""
     with pytest.raises(BudgetTooSmall, match=r"vanilla \d+ steps per run in rung 1") as refusal:
-        plan_rungs(UNLIMITED, COSTS, 60, 2.0)
+        plan_rungs(UNLIMITED, COSTS, 60)
     needed = refusal.value.needed
-    rungs = plan_rungs(UNLIMITED, COSTS, needed, 2.0)
+    rungs = plan_rungs(UNLIMITED, COSTS, needed)
     assert 60 < needed < 600 and min(rungs[0].steps.values()) >= MIN_STEPS
     with pytest.raises(BudgetTooSmall):
-        plan_rungs(UNLIMITED, COSTS, 0.9 * needed, 2.0)
+        plan_rungs(UNLIMITED, COSTS, 0.9 * needed)
+
+
+def test_a_plan_counts_all_that_takes_time(tmp_path, monkeypatch):
+    """Fails if a plan leaves out the baselines, the start and the checkpoints of each run, or that
+    runs side by side slow each other down."""
+    clock = [0.0]
+    monkeypatch.setattr(comparing, "time", SimpleNamespace(monotonic=lambda: clock[0]))
+
+    def compute_baselines(folder, task, examples):
+        clock[0] += 300
+
+    monkeypatch.setattr(comparing, "baseline_statistics", compute_baselines)
+
+    def costs(step):
+        names = list(fit_tasks(plan)[0].specs)
+        own = CandidateTimes(step=[step, 3 * step], example=[1e-4], latency=[0.01], setup=0.5)
+        return MeasuredCosts(
+            times=dict.fromkeys(names, own), start_seconds=1.0, save_seconds=0.25, load=None
+        )
+
+    class Measured(Schedule):
+        def measure_costs(self, specs, seconds):
+            folder = self.costs_folder("alone")
+            folder.mkdir(parents=True)
+            write_json(folder / COSTS_FILE, costs(0.01).model_dump(mode="json"))
+            return folder
+
+        def measure_side_by_side(self, specs, seconds):
+            assert len(specs) == 4 and 0 < seconds <= 10
+            return [costs(0.04), costs(0.02)]
+
+    for jobs, step in ((1, 0.02), (2, 0.06)):
+        clock[0] = 0.0
+        plan = UNLIMITED.model_copy(update={"jobs": jobs})
+        comparison = Comparison(Measured(tmp_path / str(jobs), jobs=jobs), plan, "", reserve=30)
+        comparison.prepare(0.0)
+        comparison.schedule.close()
+        assert 0.8 * (900 - 330) < comparison.estimate() <= 900 - 330
+        (group,) = comparison.record.schedule
+        for rung in group.rungs:
+            examples = (rung.evaluations + 1) * rung.eval_examples
+            start = 1.0 + 0.5 + SAVES * 0.25
+            for label, steps in rung.steps.items():
+                want = start + steps * step + examples * 1e-4
+                assert rung.seconds[label] == pytest.approx(want)
+
+
+def test_baselines_of_more_examples_are_used_again(tmp_path, monkeypatch):
+    """Fails if they are computed twice, are those of other examples, or stay without a score when
+    the missing package has been installed."""
+    task = module_spec("parity", length=8)
+    larger = baseline_statistics(tmp_path, task, 64)["constant"]
+    monkeypatch.setattr("regard.tasks.base.constant", lambda *_: pytest.fail("computed again"))
+    assert torch.equal(baseline_statistics(tmp_path, task, 40)["constant"], larger[:40])
+    with pytest.raises(pytest.fail.Exception):
+        baseline_statistics(tmp_path, task, 65)
+    scores = iter([ImportError("needs a package"), larger])
+
+    def fetch(*_):
+        found = next(scores)
+        if isinstance(found, ImportError):
+            raise found
+        return found
+
+    monkeypatch.setattr(ParityTask, "baselines", lambda self: {"constant": fetch, "other": fetch})
+    assert baseline_statistics(tmp_path, task, 30)["other"] == "needs a package"
+    assert torch.equal(baseline_statistics(tmp_path, task, 30)["other"], larger[:30])
+    assert torch.equal(baseline_statistics(tmp_path, task, 30)["other"], larger[:30])
 
 
 def test_rungs_halve_and_keep_the_reference():
@@ -151,7 +225,7 @@ def test_a_killed_comparison_continues_to_the_same_result(finished, tmp_path):
 
 def test_the_plan_of_another_comparison_gives_its_curves(finished, tmp_path, monkeypatch):
     """Fails if a busier machine, on which a step seems to take longer, changes what is learned."""
-    slow = "regard.compare.comparison.step_costs"
+    slow = "regard.compare.costs.MeasuredCosts.step_costs"
     monkeypatch.setattr(slow, lambda *_: pytest.fail("the given plan is not used"))
     again = tmp_path / "again"
     compare(again, plan_folder=finished)

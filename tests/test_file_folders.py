@@ -109,7 +109,7 @@ def test_few_images_of_many_classes_are_a_warning(tmp_path):
     write_images(tmp_path / "valid", 1, classes=("a",))
     write_images(tmp_path / "test", 1, classes=("a", "b", "c"))
     notes = create_task("image_folder", data=tmp_path, size=8).notes()
-    assert "The valid split has 1 rows for 3 classes: its score says little." in notes
+    assert "The valid split has 1 row for 3 classes: its score says little." in notes
 
 
 # ------------------------------------------------------------------------------------------- sounds

@@ -9,8 +9,10 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
+import regard
 from real import real
-from regard.cli import app, inference as cli_inference
+from regard.cli import app, prediction_output
+from regard.cli.raw_inputs import RawInput
 from regard.models import ModelConfig, build
 from regard.models.losses import IGNORE_INDEX
 from regard.tasks import create_task
@@ -417,15 +419,15 @@ def test_predict_prints_spans_and_their_offsets(trained, monkeypatch):
     assert spans == {"per": "Ada Lovelace", "loc": "Paris"}
 
     terminal = Console(force_terminal=True, color_system="standard", width=60)
-    monkeypatch.setattr(cli_inference, "console", lambda: terminal)
-    monkeypatch.setattr(cli_inference.sys.stdout, "isatty", lambda: True, raising=False)
-    colours = {}
+    monkeypatch.setattr(prediction_output, "console", lambda: terminal)
+    monkeypatch.setattr(prediction_output.sys.stdout, "isatty", lambda: True, raising=False)
+    processor = regard.load(folder).processor
+    output = prediction_output.LineOutput(processor)
+    rendered = RenderedText("Ada in Rome", [(0, 3, "p"), (7, 11, "l")])
+    monkeypatch.setattr(processor, "render", lambda prediction: rendered)
     with terminal.capture() as shown:
-        cli_inference._print_rendered(
-            RenderedText("Ada in Rome", [(0, 3, "p"), (7, 11, "l")]), colours
-        )
+        output.write(RawInput("text 1", "Ada in Rome"), {})
     assert "\x1b[1;36mAda\x1b[0m" in shown.get() and "\x1b[1;35mRome\x1b[0m" in shown.get()
-    assert colours == {"p": "cyan", "l": "magenta"}
 
 
 def test_real_tweets(tmp_path):

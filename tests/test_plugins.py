@@ -3,6 +3,7 @@
 import json
 import shutil
 import sys
+from hashlib import sha256
 
 import pytest
 from typer.testing import CliRunner
@@ -10,7 +11,11 @@ from typer.testing import CliRunner
 import regard
 from regard import plugins, registry
 from regard.cli import app
-from regard.plugins import load_plugin, require_plugins
+from regard.compare.ledger import Ledger
+from regard.compare.plan import ComparisonPlan
+from regard.compare.record import LEDGER_FILE, ComparisonRecord, write_record
+from regard.models import ModuleSpec
+from regard.plugins import PluginFile, load_plugin, require_plugins
 from regard.tasks import TASKS
 from regard.train.run import read_spec, run_training
 
@@ -155,6 +160,33 @@ def test_a_file_is_imported_again_only_when_it_changed(file):
     assert registry.get_recipe("my_window").options["window"].default == 5
     assert not (file.parent / "__pycache__").exists()
     require_plugins([first], file.parent, lambda text: None)
+
+
+def test_a_comparison_is_reported_with_its_plugins(file, tmp_path):
+    """Fails if the page of a comparison with a plugin cannot be written again, or a file that its
+    plan names is executed although this user never gave it."""
+    folder = tmp_path / "comparison"
+    plan = ComparisonPlan(
+        tasks=[ModuleSpec(name="my_copy", arguments={"length": 9})],
+        mixers=[ModuleSpec(name="my_window")],
+        plugins=(load_plugin(file),),
+    )
+    write_record(folder, ComparisonRecord(plan=plan, command="regard compare", keys=[]))
+    Ledger(folder / LEDGER_FILE).close()
+    forget()
+    data = json.loads(run("report", folder, "--json").stdout)
+    assert data["plan"]["tasks"][0]["name"] == "my_copy" and "my_copy" in TASKS
+    for changed in (True, False):  # another content; or a file that was never named
+        forget()
+        if changed:
+            file.write_text(PLUGIN + "# never named\n")
+        else:
+            content = PluginFile(path=str(file), sha256=sha256(file.read_bytes()).hexdigest())
+            other = plan.model_copy(update={"plugins": (content,)})
+            write_record(folder, ComparisonRecord(plan=other, command="", keys=[]))
+        said = run("report", folder, "--json", code=1).stderr
+        assert f"add --plugin {file}" in said and "my_copy" not in TASKS, "it was executed"
+    run("report", folder, "--json", "--plugin", file)
 
 
 def test_list_and_show_know_plugins(file):

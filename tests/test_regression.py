@@ -10,6 +10,7 @@ import torch
 
 from regard.tasks import create_task
 from regard.tasks.base import SPLITS
+from regard.tasks.regression import RowProcessor
 
 
 def write_houses(path, count=300, **changed):
@@ -84,6 +85,33 @@ def test_texts_with_several_targets_and_numbers(tmp_path):
     assert set(prediction) == {"price", "rooms"}
 
 
+def test_texts_are_read_as_for_classify(tmp_path):
+    """Fails if the tokenizer or the length are fixed, a number is an unknown word, a saved model
+    reads rows in another way, or texts are truncated without a word."""
+    path = tmp_path / "a.jsonl"
+
+    def write(text):
+        rows = [{"text": text(i), "y": i, "area": 1000.5 + i, "price": i % 7} for i in range(80)]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    write(lambda i: f"the house has {'few' if i % 2 else 'many'} rooms " * (1 + i % 3))
+    task = create_task("regress", data=path, target="price", text="text")
+    same = create_task("classify", data=path, text="text", label="price")
+    assert task.processor.texts.tokenizer.name == same.processor.tokenizer.name == "word"
+    assert task.length == same.length == 16 and task.notes()[0].startswith("8 of 8 rows")
+    task = create_task("regress", data=path, target="price", text="text", columns="y,area")
+    raw = {"text": "many rooms", "y": 12, "area": -34.25}
+    assert task.processor.join(raw["text"], [12, -34.25]) == "y: 1 2\narea: - 3 4 . 2 5\nmany rooms"
+    x = task.processor.encode(raw)["x"]
+    assert task.processor.texts.tokenizer.decode(x[:4].tolist()) == "y: 1 2"
+    loaded = RowProcessor.from_dict(json.loads(json.dumps(task.processor.to_dict())))
+    assert torch.equal(loaded.encode(raw)["x"], x)
+    write(lambda i: f"{i:064b}" * 3)
+    task = create_task("regress", data=path, target="price", text="text", length=100)
+    assert task.processor.texts.tokenizer.name == "byte"
+    assert "80 of 80 texts have more than 100 tokens (byte) and are truncated." in task.notes()
+
+
 def test_rows_without_numbers_are_counted_or_refused(tmp_path):
     bad = {
         "row3": {"area": "nan"},
@@ -101,6 +129,13 @@ def test_rows_without_numbers_are_counted_or_refused(tmp_path):
     for target in ("price",):
         with pytest.raises(ValueError, match=r"line 5 of \S+: 'area' is 'nan'.*missing='error'"):
             create_task("regress", data=data, target=target, columns="rooms,area", missing="error")
+
+
+def test_a_file_without_rows_is_named_as_such(tmp_path):
+    """Fails if the error is about columns, which the file may have."""
+    (tmp_path / "a.csv").write_text("area,price\n")
+    with pytest.raises(ValueError, match=r"a\.csv has no rows with values"):
+        create_task("regress", data=tmp_path / "a.csv", target="price")
 
 
 @pytest.mark.parametrize(

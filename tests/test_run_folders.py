@@ -18,10 +18,13 @@ import torch
 from safetensors.torch import load_file
 from typer.testing import CliRunner
 
+import regard
 from regard.cli import app
 from regard.compare.ledger import Ledger
+from regard.compare.plan import ComparisonPlan
+from regard.compare.record import ComparisonRecord, write_record
 from regard.json_files import write_json
-from regard.models import save
+from regard.models import ModuleSpec, save
 from regard.models.build import build
 from regard.train import checkpoint
 from regard.train.lock import lock_folder
@@ -177,6 +180,69 @@ def test_runs_delete_refuses_foreign_files_in_subfolders(finished, tmp_path):
         assert "working in" in run("runs", "delete", folder, "--yes", code=1).stderr
     run("runs", "delete", folder, "--yes")
     assert not folder.exists()
+
+
+# --------------------------------------------------------------------------------- other versions
+OTHER_VERSION = "was written by another version of Regard, or edited: "
+
+
+def test_a_run_of_another_version_is_named_as_such(finished, tmp_path):
+    """Fails if files with other fields are a traceback, or a list of validation errors."""
+    folder = Path(shutil.copytree(finished, tmp_path / "runs" / "old"))
+
+    def edit(name, change):
+        before = (folder / name).read_text()
+        values = json.loads(before)
+        change(values)
+        (folder / name).write_text(json.dumps(values))
+        return before
+
+    def expect(name, *words, code=1, fields=""):
+        said = run(*words, code=code).stderr
+        assert f"{folder / name} {OTHER_VERSION}{fields}" in said, said
+        assert words[:2] == ("runs", "list") or said.count("\n") == 1
+
+    before = edit("result.json", lambda values: [values.pop(name) for name in ("best", "curve")])
+    expect("result.json", "runs", "show", folder, fields="no 'best'; no 'curve'")
+    expect("result.json", "runs", "list", tmp_path, code=0)
+    (folder / "result.json").write_text(before)
+    before = edit("spec.json", lambda values: values["settings"].update(momentum=0.9))
+    for words in (("runs", "show"), ("eval",), ("train", "--resume"), ("predict", "--text", "a")):
+        expect("spec.json", *words, folder, fields="'settings.momentum' is unknown")
+    with pytest.raises(ValueError, match=OTHER_VERSION):
+        regard.load(folder)
+    (folder / "spec.json").write_text(before)
+    edit("task.json", lambda values: values.update(processor={"words": []}))
+    with pytest.raises(ValueError, match=f"task.json {OTHER_VERSION}This task has no processor"):
+        regard.load(folder)
+
+
+def test_a_comparison_of_another_version_is_named_as_such(tmp_path):
+    """Fails if a plan, a table or a result with other fields is a traceback."""
+    plan = ComparisonPlan(tasks=[ModuleSpec(name="parity")], mixers=[ModuleSpec(name="linear")])
+    record = ComparisonRecord(plan=plan, command="", keys=["a"])
+    write_record(tmp_path, record)
+    ledger = Ledger(tmp_path / "ledger.sqlite")
+    name = {"mixer": {"name": "linear"}, "task": {"name": "parity"}, "length": 8, "seed": 0}
+    ledger.add("a", "a", name)
+    ledger.finish("a", {"steps": 3, "test": 0.5})
+    ledger.close()
+    words = ("compare", "--mixers", "linear", "--tasks", "parity", "--out", tmp_path)
+    said = run("report", tmp_path, code=1).stderr
+    assert f"Run a in {tmp_path / 'ledger.sqlite'} {OTHER_VERSION}no 'seconds'" in said
+    stored = record.model_dump(mode="json")
+    del stored["plan"]["tasks"]
+    stored["plan"]["budgets"] = 3
+    write_json(tmp_path / "plan.json", stored)
+    for command in (("report", tmp_path), words):
+        said = run(*command, code=1).stderr
+        assert f"{tmp_path / 'plan.json'} {OTHER_VERSION}ComparisonPlan has no 'budgets'" in said
+    write_record(tmp_path, record)
+    (tmp_path / "ledger.sqlite").unlink()
+    with closing(sqlite3.connect(tmp_path / "ledger.sqlite")) as file:
+        file.execute("CREATE TABLE runs (key TEXT, name TEXT, state TEXT)")
+    said = run("report", tmp_path, code=1).stderr
+    assert "is not a ledger of this version of Regard: no such column: status" in said
 
 
 # ------------------------------------------------------------------------------------------ locks
@@ -441,7 +507,8 @@ def test_an_edited_ledger_is_one_line(compared, tmp_path, column, value):
         connection.execute(f"UPDATE runs SET {column} = ?", (value,))
         connection.commit()
     for command in (("report", folder), ("report", folder, "--json")):
-        assert "ledger.sqlite is" in run(*command, code=1).stderr
+        said = run(*command, code=1).stderr
+        assert "ledger.sqlite is" in said or f"ledger.sqlite {OTHER_VERSION}" in said
 
 
 def test_a_page_is_not_written_through_a_link(compared, tmp_path):

@@ -288,7 +288,7 @@ def test_broken_weights_file(tmp_path):
         ("[" * 100_000, "Invalid JSON: recursion limit"),
         ("[]", "should be an object"),
         ("null", "not a model configuration"),
-        ('{"kind": "decoder"}', "input: Field required; dim: Field required"),
+        ('{"kind": "decoder"}', "another version of Regard, or edited: no 'input'; no 'dim'"),
         ('{"dims": 8}', "Config has no 'dims': did you mean 'dim'"),
         ('{"dim": NaN}', "not a model configuration"),
         ('{"dim": ' + "9" * 5000 + "}", "not a model configuration"),

@@ -263,4 +263,4 @@ def test_a_split_with_fewer_rows_than_classes_is_a_warning(tmp_path):
     write(tmp_path / "valid.jsonl", [{"body": "new", "topic": "a"}])
     write(tmp_path / "test.jsonl", [{"body": f"new {i}", "topic": "abc"[i]} for i in range(3)])
     made = create_task("classify", data=str(tmp_path), text="body", label="topic")
-    assert made.notes() == ["The valid split has 1 rows for 3 classes: its score says little."]
+    assert made.notes() == ["The valid split has 1 row for 3 classes: its score says little."]

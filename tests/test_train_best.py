@@ -73,14 +73,18 @@ def equal(got, want):
         ({"ema_decay": 0.5}, 4),
         ({"keep": "last"}, 12),
         ({"keep": "last", "ema_decay": 0.5}, 12),
+        ({"dtype": "bfloat16"}, 4),
+        ({"dtype": "float16", "ema_decay": 0.5}, 4),
     ],
 )
 def test_the_best_weights_are_saved_and_tested(tmp_path, scripted, settings, kept):
-    """Fails if the last weights are saved, those of a later evaluation that is as good, or if the
-    test split is evaluated with others than those saved."""
+    """Fails if the last weights are saved, those of a later evaluation that is as good, if the test
+    split is evaluated with others than those saved, or if mixed precision rounds them."""
     result = run_training(spec(**settings), tmp_path)
     saved = load_file(tmp_path / "model" / "model.safetensors")
     assert equal(saved, scripted[kept]) and equal(scripted["test"], scripted[kept])
+    assert {tensor.dtype for tensor in saved.values()} == {torch.float32}
+    assert any((tensor.bfloat16().float() != tensor).any() for tensor in saved.values())
     assert not equal(scripted[4], scripted[12]) and not equal(scripted[4], scripted[8])
     assert (result["best_step"], result["best"]) == (4, 0.7)
     assert read_result(tmp_path)["best_step"] == 4

@@ -9,9 +9,12 @@ from typer.testing import CliRunner
 
 from regard.cli import app
 from regard.cli.training import format_duration
+from regard.compare.ledger import DONE, LedgerEntry
+from regard.compare.results import summarize_runs
 from regard.models import ModuleSpec, build
-from regard.tasks import create_task
+from regard.tasks import TASKS, create_task
 from regard.tasks.base import Batch
+from regard.tasks.regression import Regression
 from regard.train import Trainer, TrainSettings
 from regard.train.loss_module import LossModule
 from regard.train.plateau import PlateauDetector, constant_loss
@@ -211,9 +214,15 @@ def test_an_overview_comes_before_training(tmp_path):
     assert model == f"model: {parameters:,} parameters"
     assert "20 steps of 4 examples" in training and "lr 0.001 cosine" in training
     assert "cpu in float32" in training
+    assert shown[3] == (
+        "warning: 20 steps end within the warmup of 50: the learning rate reaches 40% of its peak. "
+        "Use more --steps or less --warmup."
+    )
     measured = [line for line in shown if line.startswith("measured: ")]
     assert len(measured) == 1 and "s a step, about 1 s and the evaluations" in measured[0]
     assert run("train", *SMALL, "--steps", 5, "--out", tmp_path / "y", "--json").stderr == ""
+    words = ("--steps", 3, "--warmup", 3, "--out", tmp_path / "z")
+    assert "warmup of" not in run("train", *SMALL, *words).stderr
 
 
 def test_texts_that_are_cut_off_are_counted(tmp_path):
@@ -274,3 +283,34 @@ def test_the_loss_of_constant_predictions():
 def _labels(task):
     labels = task.batch("train", task.sample("train", 256).tolist()).targets["labels"]
     return labels[labels >= 0]
+
+
+class ByR2(Regression):
+    """Regression whose first metric has no value where all targets are equal."""
+
+    def __init__(self, data):
+        super().__init__(data, target="y")
+        self.metrics = self.metrics[::-1]
+
+
+def test_a_metric_without_a_value_on_the_test_split_loses_no_run(tmp_path, monkeypatch):
+    """Fails if hours of training end in an error because the test split is too small, or if an
+    error does not name the split."""
+    monkeypatch.setitem(TASKS, "by_r2", ByR2)
+    for split, target in (("train", "i"), ("valid", "i"), ("test", "7")):
+        rows = [f"{i},{i if target == 'i' else target}" for i in range(20)]
+        (tmp_path / f"{split}.csv").write_text("\n".join(["a,y", *rows]) + "\n")
+    words = ("--task", "by_r2", "--data", tmp_path, "--dim", 8, "--heads", 2, "--layers", 1)
+    words += ("--steps", 2, "--batch-size", 4, "--out")
+    shown = run("train", *words, tmp_path / "x")
+    assert "r2 no value on test, best on valid -" in shown.stdout
+    result = json.loads((tmp_path / "x" / "result.json").read_text())
+    assert result["test"] is None and set(result["metrics"]) == {"mae", "rmse"}
+    assert "r2" in run("runs", "list", tmp_path).stdout
+    said = run("eval", tmp_path / "x", code=1).stderr
+    assert said.startswith("error: In 20 examples of the test split: r2 has no value: all targets")
+    run("eval", tmp_path / "x", "--split", "valid")
+    entry = LedgerEntry("k", "n", DONE, {"mixer": "linear", "task": "t", "length": 8}, result, "")
+    entry.settings.update(mixer={"name": "linear"}, task={"name": "t"})
+    (row,) = summarize_runs([entry])
+    assert not row.scores and row.reason == "r2 has no value on the test examples"

@@ -21,7 +21,10 @@ def environment() -> dict[str, Any]:
     """Versions, processor and number of threads, as JSON."""
     import torch
 
+    import regard
+
     return {
+        "regard": regard.__version__,
         "python": platform.python_version(),
         "torch": torch.__version__,
         "threads": torch.get_num_threads(),

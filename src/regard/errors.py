@@ -18,6 +18,8 @@ class Unsupported(TypeError):
     """The request is not defined for this mixer, or not possible on this backend."""
 
 
+UNKNOWN_KEY = "unknown_key"  # the type of pydantic's error for a key that a model has not
+OTHER_FIELDS = ("missing", UNKNOWN_KEY, "extra_forbidden", "union_tag_invalid")
 MAX_LISTED = 200  # names in a hint; there are fewer recipes
 SIMILARITY = 0.65  # of a suggestion; difflib's default, 0.6, takes head_dim for heads
 
@@ -37,11 +39,29 @@ def format_validation_error(error: ValidationError) -> str:
     messages = []
     for entry in error.errors():
         message = entry["msg"].removeprefix("Value error, ")
-        if entry["type"] != "value_error" and entry["type"] != "missing":
+        if entry["type"] not in ("value_error", "missing", UNKNOWN_KEY):
             message = f"{message}, got {entry['input']!r:.80}"
         field = ".".join(map(str, entry["loc"]))
         messages.append(message if message.startswith(field) else f"{field}: {message}")
     return "; ".join(messages)
+
+
+def describe_stored_error(path: object, error: ValidationError, kind: str) -> str:
+    """Why a file that Regard wrote cannot be read: its fields are not those of this version, or a
+    value is wrong.
+
+    Args:
+        kind: What the file should be: "the result of a run".
+    """
+    entries = error.errors()
+    if any(entry["type"] not in OTHER_FIELDS for entry in entries):
+        return f"{path} is not {kind}: {format_validation_error(error)}"
+    fields = []
+    for entry in entries:
+        name = ".".join(map(str, entry["loc"]))
+        known = {"missing": f"no {name!r}", "extra_forbidden": f"{name!r} is unknown"}
+        fields.append(known.get(entry["type"], entry["msg"]))
+    return f"{path} was written by another version of Regard, or edited: {'; '.join(fields)}"
 
 
 def check_positive(name: str, value: object) -> None:

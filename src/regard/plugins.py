@@ -2,7 +2,8 @@
 
 A run remembers the files that it was trained with by path and checksum. Only files that the user
 names are imported: a run that needs one is refused until it is given again, because a folder that
-was downloaded could name any file.
+was downloaded could name any file. For a comparison, it is enough that the same content was named
+once: its checksum is kept in the cache directory.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from importlib.abc import SourceLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 
+from regard.disk_cache import cache_dir, read_verified, write_verified
 from regard.models.config import StrictModel
 from regard.tasks.files import existing_path
 
@@ -77,7 +79,24 @@ def load_plugin(path: str | Path) -> PluginFile:
             f"Cannot import the plugin {file}{where}: {type(error).__name__}: {error}"
         ) from error
     _loaded[plugin.path] = plugin
+    write_verified(_marker(plugin), plugin.path)
     return plugin
+
+
+def _marker(plugin: PluginFile) -> Path:
+    """The file in the cache directory that says that this content was executed before."""
+    return cache_dir() / "plugins" / plugin.sha256
+
+
+def load_known_plugins(recorded: Iterable[PluginFile]) -> None:
+    """Import the recorded files that have not changed and whose content this user has named
+    before; others are left out."""
+    for plugin in recorded:
+        path = Path(plugin.path)
+        if read_verified(_marker(plugin)) is None or not path.is_file():
+            continue
+        if hashlib.sha256(path.read_bytes()).hexdigest() == plugin.sha256:
+            load_plugin(path)
 
 
 def load_plugins(paths: Iterable[str | Path]) -> list[PluginFile]:

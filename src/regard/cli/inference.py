@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-import csv as csv_module
 import inspect
-import io
 import itertools
-import sys
-from collections.abc import Callable, Iterable, Mapping
-from json import dumps as dump_json
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import torch
 import typer
-from rich.text import Text
 
 from regard.cli.alignment_figure import check_alignment, draw_alignments
 from regard.cli.device_options import DeviceOption, DtypeOption, check_device
-from regard.cli.output import console, echo, echo_data, print_json, user_errors
+from regard.cli.output import echo, echo_data, fail, print_json, user_errors
 from regard.cli.plugins import PluginOption
-from regard.cli.raw_inputs import input_columns, read_inputs
+from regard.cli.prediction_output import (
+    CsvOutput,
+    JsonOutput,
+    LineOutput,
+    PredictionOutput,
+    TextOutput,
+)
+from regard.cli.raw_inputs import RawInput, read_inputs
 from regard.device import autocast, resolve_dtype
 from regard.models import Decoder, DecodingStep, EncoderDecoder, LMHeadConfig
 from regard.models.beam import BeamSearchConfig, beam_search
@@ -41,15 +44,18 @@ from regard.models.sampling import (
 from regard.models.serialization import CONFIG_NAME
 from regard.models.stopping_criteria import StoppingCriteria
 from regard.tasks import find_task
-from regard.tasks.processors import Processor, TextProcessor
-from regard.tasks.rendering import Rendered, RenderedText
+from regard.tasks.processors import Prediction, Processor, TextProcessor
 from regard.tasks.tokenizers import Tokenizer
-from regard.train import inference
-from regard.train.inference import TrainedRun, generation_step, load_run
+from regard.train.inference import (
+    InputError,
+    TrainedRun,
+    generation_step,
+    load_run,
+    predict_each,
+)
 from regard.train.run import SPEC_FILE
 
-MAX_SHOWN = 60  # characters of an input
-SPAN_COLOURS = ("cyan", "magenta", "green", "yellow", "blue", "red")
+MAX_ERRORS = 20  # printed to stderr; --json and --csv have all
 
 
 def predict(
@@ -109,7 +115,7 @@ def predict(
         arguments = run.spec.task.arguments
         writes_text = isinstance(run.model, EncoderDecoder)
         text_column = "source" if writes_text else "text"
-        raw_inputs = read_inputs(
+        inputs = read_inputs(
             processor,
             texts=text,
             sources=sources,
@@ -117,66 +123,62 @@ def predict(
             default_column=arguments.get(text_column) or _default_column(run, text_column),
             encoding=arguments.get("encoding", "utf-8"),
         )
-        raw_inputs, copies = itertools.tee(raw_inputs)
-        predictions = inference.predict(run, copies, batch_size=batch_size)
-        pairs = zip(raw_inputs, predictions, strict=True)
-        count, empty, truncated = 0, 0, 0
+        in_lines = TextOutput if writes_text else LineOutput
+        output: PredictionOutput = (JsonOutput if json else CsvOutput if csv else in_lines)(
+            processor
+        )
+        count = failed = empty = truncated = 0
         aligned: list[tuple[str, str]] = []
-        objects: list[dict[str, Any]] = []
-        colours: dict[str, str] = {}
-        for raw, prediction in pairs:
-            given = input_columns(processor, raw)
-            if json:
-                shown = {"row": _json_row(given)} if processor.columns else given
-                objects.append({**shown, **prediction})
-            elif csv:
-                values = _csv_values(given, prediction)
-                if not count:
-                    echo_data(format_csv_row(values))
-                echo_data(format_csv_row(values.values()))
-            elif writes_text:  # a line for each line
-                echo(" ".join(str(prediction["text"]).split()))
-            elif (rendered := processor.render(prediction)) is not None:
-                _print_rendered(rendered, colours)
-            else:
-                echo(_describe_pair(given, prediction))
-            if writes_text:
-                truncated += isinstance(raw, str) and processor.truncates(raw)
-                if alignment is not None:
-                    aligned.append((raw, prediction["text"]))
+        for item, prediction in predict_inputs(run, inputs, batch_size):
+            output.write(item, prediction)
             count += 1
-            empty += isinstance(raw, str) and not raw.strip()
-        if json:
-            print_json(objects)
+            empty += isinstance(item.raw, str) and not item.raw.strip()
+            if item.error:
+                failed += 1
+                if failed <= MAX_ERRORS:
+                    echo(f"error: {' '.join(item.error.split())}", err=True)
+            elif writes_text:
+                truncated += processor.truncates(item.raw)
+                if alignment is not None:
+                    aligned.append((item.raw, prediction["text"]))
+        output.close()
         if alignment is not None:
             draw_alignments(run, aligned, alignment)
-        if truncated:
-            echo(
-                f"note: {truncated:,} of {count:,} texts have more than {processor.length} tokens; "
-                "the model did not see the rest.",
-                err=True,
-            )
-        if empty and not writes_text:
-            echo(
-                f"note: {empty:,} of {count:,} texts are empty; the model saw a single token that "
-                "stands for no text.",
-                err=True,
-            )
+    if truncated:
+        echo(
+            f"note: {truncated:,} of {count:,} texts have more than {processor.length} tokens; "
+            "the model did not see the rest.",
+            err=True,
+        )
+    if empty and not writes_text:
+        echo(
+            f"note: {empty:,} of {count:,} texts are empty; the model saw a single token that "
+            "stands for no text.",
+            err=True,
+        )
+    if not count:
+        echo("note: there are no inputs.", err=True)
+    if failed:
+        if failed < count or failed > MAX_ERRORS:
+            fail(f"{failed:,} of {count:,} inputs could not be predicted")
+        raise typer.Exit(1)
 
 
-def _print_rendered(rendered: Rendered, colours: dict[str, str]) -> None:
-    """Print a rendering; on a terminal, each label of the spans of a text has a colour."""
-    if not sys.stdout.isatty() or not isinstance(rendered, RenderedText):
-        echo(rendered.to_text())
-        return
-    shown = Text()
-    for text, label in rendered.pieces():
-        if label is None:
-            shown.append(text)
-            continue
-        colour = colours.setdefault(label, SPAN_COLOURS[len(colours) % len(SPAN_COLOURS)])
-        shown.append(text, f"bold {colour}").append(f" {label}", f"italic {colour}")
-    console().print(shown, soft_wrap=True)
+def predict_inputs(
+    run: TrainedRun, inputs: Iterator[RawInput], batch_size: int
+) -> Iterator[tuple[RawInput, Prediction]]:
+    """Yield each input and its prediction; an input with an error, which names its place, and {}
+    if there is none."""
+    while chunk := list(itertools.islice(inputs, batch_size)):
+        raw = [item.raw for item in chunk if not item.error]
+        predictions = predict_each(run, raw, batch_size=batch_size)
+        for item in chunk:
+            prediction: Prediction | InputError = {} if item.error else next(predictions)
+            if isinstance(prediction, InputError):
+                reason = prediction.reason
+                named = reason if reason.startswith(item.where) else f"{item.where}: {reason}"
+                item, prediction = replace(item, error=named), {}
+            yield item, prediction
 
 
 def _prediction_processor(run: TrainedRun) -> Processor:
@@ -200,51 +202,6 @@ def _default_column(run: TrainedRun, argument: str) -> str:
     parameter = inspect.signature(find_task(run.spec.task.name)).parameters.get(argument)
     default = None if parameter is None else parameter.default
     return default if isinstance(default, str) else argument
-
-
-def _json_row(row: dict[str, Any]) -> dict[str, Any]:
-    """A row of JSON values; others, such as dates, become texts."""
-    return {
-        name: value if isinstance(value, str | int | float | None) else str(value)
-        for name, value in row.items()
-    }
-
-
-def _csv_values(given: dict[str, Any], prediction: dict[str, Any]) -> dict[str, Any]:
-    """One line of CSV: the input, and the prediction without its tables. A value of the prediction
-    that is named like a column of the input is called "predicted_NAME"."""
-    values = dict(given)
-    for name, value in prediction.items():
-        if not isinstance(value, Mapping):
-            key = f"predicted_{name}" if name in given else name
-            is_list = isinstance(value, list | tuple)
-            values[key] = dump_json(value, ensure_ascii=False) if is_list else value
-    return values
-
-
-def _describe_pair(given: dict[str, Any], prediction: dict[str, Any]) -> str:
-    """One line for a person: the prediction, then the input."""
-    words = []
-    for name, value in prediction.items():
-        if isinstance(value, float):
-            words.append(f"{name} {value:.4g}")
-        elif isinstance(value, str):
-            words.append(value)
-        elif not isinstance(value, Mapping):
-            words.append(f"{name} {value}")
-    if len(given) == 1:
-        text = " ".join(str(next(iter(given.values()))).split())
-    else:
-        text = ", ".join(f"{name}={value}" for name, value in given.items())
-    words.append(text if len(text) <= MAX_SHOWN else f"{text[: MAX_SHOWN - 1]}…")
-    return "  ".join(words)
-
-
-def format_csv_row(values: Iterable[object]) -> str:
-    """A line of a CSV file."""
-    line = io.StringIO()
-    csv_module.writer(line, lineterminator="\n").writerow(values)
-    return line.getvalue()
 
 
 # ---------------------------------------------------------------------------------------- generate

@@ -47,8 +47,16 @@ def parse_key_values(items: Iterable[str], message: str) -> dict[str, Any]:
 
 def add_data_arguments(task: ModuleSpec, data: str | None, arguments: dict[str, Any]) -> ModuleSpec:
     """Add the options that describe a task's data to its arguments; None values are left out."""
+    from regard.tasks import similar_argument, takes_argument
+
     path = None if data is None else absolute_path(data)
     given = {k: v for k, v in (arguments | {"data": path}).items() if v is not None}
+    for name in given:
+        if not takes_argument(task.name, name):
+            raise ValueError(
+                f"Task {task.name!r} takes no --{name}: {similar_argument(task.name, name)} "
+                f"Write arguments as --task {task.name}:name=value."
+            )
     return task.model_copy(update={"arguments": task.arguments | given})
 
 

@@ -2,21 +2,47 @@
 
 from __future__ import annotations
 
-import csv
 import io
-import json
-from collections.abc import Iterator, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import typer
 
 from regard.tasks.corpus import TEXT_SUFFIXES
 from regard.tasks.files import existing_path, file_type, open_text
 from regard.tasks.processors import Processor
-from regard.tasks.rows import HUGGING_FACE, RowIterator, get_column, read_rows
+from regard.tasks.rows import (
+    HUGGING_FACE,
+    Row,
+    RowReader,
+    get_column,
+    parse_csv,
+    parse_json_lines,
+    read_rows,
+)
 
 STDIN = "-"
+JSON_TYPES = (".jsonl", ".ndjson", ".json")  # whose rows may differ in their columns
+
+
+@dataclass(frozen=True)
+class RawInput:
+    """An input, or why it cannot be read.
+
+    Attributes:
+        where: The place of the input, for error messages.
+        raw: What the processor takes.
+        row: All columns of the row that it comes from. None: it is a text or a path.
+        error: The reason, with the place; empty if it could be read.
+    """
+
+    where: str
+    raw: Any = None
+    row: Row | None = None
+    error: str = ""
 
 
 def read_inputs(
@@ -27,9 +53,9 @@ def read_inputs(
     column: str | None = None,
     default_column: str = "text",
     encoding: str = "utf-8",
-) -> Iterator[Any]:
-    """Yield the raw inputs for a processor: rows if it has `columns`, paths if it has `suffixes`,
-    else texts.
+) -> Iterator[RawInput]:
+    """Yield the inputs for a processor: rows if it has `columns`, paths if it has `suffixes`, else
+    texts. What cannot be read, an input or the rest of a source, is an input with an error.
 
     Args:
         texts: Texts that are given as they are.
@@ -46,15 +72,18 @@ def read_inputs(
         raise ValueError(
             f"--column is the column of a text, but this task reads {describe_inputs(processor)}."
         )
-    yield from texts
+    for number, text in enumerate(texts, 1):
+        yield RawInput(f"text {number}", text)
     for source in sources:
-        if processor.columns:
-            for where, row in _read_rows(source, encoding):
-                yield {name: get_column(row, name, where) for name in processor.columns}
-        elif processor.suffixes:
-            yield from _find_paths(source, processor.suffixes)
-        else:
-            yield from _read_texts(source, column, default_column, encoding)
+        try:
+            if processor.columns:
+                yield from _read_rows(source, encoding, processor.columns, lambda row: row)
+            elif processor.suffixes:
+                yield from _find_paths(source, processor.suffixes)
+            else:
+                yield from _read_texts(source, column, default_column, encoding)
+        except ValueError as error:
+            yield RawInput(source, error=str(error))
 
 
 def describe_inputs(processor: Processor) -> str:
@@ -66,78 +95,89 @@ def describe_inputs(processor: Processor) -> str:
     return "texts"
 
 
-def input_columns(processor: Processor, raw: Any) -> dict[str, Any]:
-    """A raw input as values by name: its columns, its path or its text."""
-    if processor.columns:
-        return {name: raw[name] for name in processor.columns}
-    return {"path" if processor.suffixes else "text": str(raw)}
+# ------------------------------------------------------------------------------------------- rows
+def _read_rows(
+    source: str, encoding: str, columns: Sequence[str], to_raw: Callable[[Row], Any]
+) -> Iterator[RawInput]:
+    """The rows of a source. A table without one of the columns is a ValueError; of JSON, whose rows
+    may differ, only the rows without it are inputs with an error."""
+    if source == STDIN:
+        text = typer.get_text_stream("stdin").read().removeprefix("\ufeff")
+        is_table = not text.lstrip().startswith("{")
+        readers = [_parse_rows(text, is_table=is_table)]
+    else:
+        is_json = Path(source).is_dir() or file_type(Path(source)) in JSON_TYPES
+        is_table = not is_json or source.startswith(HUGGING_FACE)
+        readers = [rows.read() for rows in read_rows(source, encoding).values()]
+    for where, row in itertools.chain.from_iterable(readers):
+        if isinstance(row, ValueError):
+            yield RawInput(where, error=str(row))
+            continue
+        try:
+            for name in columns:
+                get_column(row, name, where)
+        except ValueError as error:
+            if is_table:
+                raise
+            yield RawInput(where, row=row, error=str(error))
+            continue
+        yield RawInput(where, to_raw(row), row)
 
 
+def _parse_rows(text: str, *, is_table: bool) -> RowReader:
+    """The rows of standard input: CSV with a header, or JSON lines."""
+    if is_table:
+        return parse_csv(io.StringIO(text, newline=""), "standard input")
+    return parse_json_lines(text.splitlines(), "standard input")
+
+
+# ------------------------------------------------------------------------------------------ texts
 def _read_texts(
     source: str, column: str | None, default_column: str, encoding: str
-) -> Iterator[str]:
+) -> Iterator[RawInput]:
     """The lines of a text file, or a column of rows."""
     if source == STDIN and column is None:
-        yield from (line.rstrip("\r\n") for line in typer.get_text_stream("stdin"))
+        yield from _read_lines(typer.get_text_stream("stdin"), "standard input")
         return
     if source != STDIN and not source.startswith(HUGGING_FACE):
         path = existing_path(source)
         if path.is_file() and file_type(path) in TEXT_SUFFIXES:
             with open_text(path, encoding) as file:
-                yield from (line.rstrip("\r\n") for line in file)
+                yield from _read_lines(file, str(path))
             return
-    for where, row in _read_rows(source, encoding):
-        value = get_column(row, column or default_column, where)
-        yield "" if value is None else str(value)
+    name = column or default_column
+
+    def to_text(row: Row) -> str:
+        return "" if row[name] is None else str(row[name])
+
+    yield from _read_rows(source, encoding, [name], to_text)
 
 
-def _read_rows(source: str, encoding: str) -> RowIterator:
-    if source == STDIN:
-        yield from _rows_of_stdin()
-        return
-    for rows in read_rows(source, encoding).values():
-        yield from rows
+def _read_lines(file: IO[str], source: str) -> Iterator[RawInput]:
+    for number, line in enumerate(file, 1):
+        yield RawInput(f"line {number} of {source}", line.rstrip("\r\n"))
 
 
-def _rows_of_stdin() -> RowIterator:
-    """JSON lines if the first line is an object, else CSV with a header."""
-    text = typer.get_text_stream("stdin").read()
-    if not text.lstrip().startswith("{"):
-        reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
-        try:
-            for row in reader:
-                where = f"line {reader.line_num} of standard input"
-                if None in row or None in row.values():
-                    raise ValueError(f"{where} has another number of fields than the header.")
-                yield where, row
-        except csv.Error as error:
-            raise ValueError(f"line {reader.line_num} of standard input: {error}") from None
-        return
-    for number, line in enumerate(text.splitlines(), 1):
-        where = f"line {number} of standard input"
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{where} is not valid JSON: {error}") from None
-        if not isinstance(row, dict):
-            raise ValueError(f"{where} must be an object, not {type(row).__name__}.")
-        yield where, row
-
-
-def _find_paths(source: str, suffixes: Sequence[str]) -> Iterator[Path]:
+# ------------------------------------------------------------------------------------------ paths
+def _find_paths(source: str, suffixes: Sequence[str]) -> Iterator[RawInput]:
     """A file, the files of a folder and its subfolders by name, or the paths on standard input."""
     if source == STDIN:
         for line in typer.get_text_stream("stdin"):
             if line.strip():
-                yield existing_path(line.rstrip("\r\n"))
+                yield _find_path(line.rstrip("\r\n"))
         return
-    path = existing_path(source)
-    if path.is_file():
-        yield path
+    found = _find_path(source)
+    if found.error or not found.raw.is_dir():
+        yield found
         return
-    found = [each for each in sorted(path.rglob("*")) if each.suffix.lower() in suffixes]
-    if not found:
-        raise ValueError(f"There is no file in {path} that ends in one of {', '.join(suffixes)}.")
-    yield from found
+    paths = [each for each in sorted(found.raw.rglob("*")) if each.suffix.lower() in suffixes]
+    if not paths:
+        raise ValueError(f"There is no file in {source} that ends in one of {', '.join(suffixes)}.")
+    yield from (RawInput(str(path), path) for path in paths)
+
+
+def _find_path(name: str) -> RawInput:
+    try:
+        return RawInput(name, existing_path(name))
+    except ValueError as error:
+        return RawInput(name, Path(name), error=str(error))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from regard.cli.output import echo, print_json, user_errors
+from regard.cli.plugins import PluginOption
 
 if TYPE_CHECKING:
     from regard.report import ComparisonReport
@@ -23,6 +24,7 @@ def report(
         Path | None,
         typer.Option(help="Where to write the page.", show_default="FOLDER/report.html"),
     ] = None,
+    plugin: PluginOption = [],  # noqa: B006
     json: Annotated[
         bool, typer.Option("--json", help="Print the data of the page as JSON; write no page.")
     ] = False,
@@ -36,8 +38,10 @@ def report(
     with user_errors():
         if json and html is not None:
             raise ValueError("--json writes no page: leave out --html")
+        from regard.plugins import load_plugins
         from regard.report import load_report, report_to_json
 
+        load_plugins(plugin)
         content = load_report(folder)
     if json:
         print_json(report_to_json(content))

@@ -112,6 +112,7 @@ def list_command(
     """
 
     found: list[RunRecord] = []
+    skipped = 0
     with user_errors():
         if not root.is_dir():
             raise ValueError(f"There is no folder {root}.")
@@ -119,11 +120,13 @@ def list_command(
             try:
                 found.append(_read_run(path.parent))
             except ValueError as error:
+                skipped += 1
                 echo(f"skipped: {error}", err=True)
     if json:
         print_json([run.summary() for run in found])
     elif not found:
-        echo(f"There is no run below {root}.", err=True)
+        what = "no other run" if skipped else "no run"
+        echo(f"There is {what} below {root}.", err=True)
     else:
         formats = {"valid": ".4f", "test": ".4f", "seconds": ",.0f", "steps": ",d"}
         names = ("folder", "task", "mixer", "steps", "metric", "valid", "test", "seconds")

@@ -467,7 +467,8 @@ def _print_result(folder: Path, result: dict[str, Any]) -> None:
     speed = result["tokens"] / max(result["seconds"], 1e-9)
     step = result.get("best_step")
     at = "" if step is None else f" at step {step:,}"
-    to.print(f"{metric} {result['test']:.4f} on test, best on valid {result['best']:.4f}{at}")
+    test = "no value" if result["test"] is None else f"{result['test']:.4f}"
+    to.print(f"{metric} {test} on test, best on valid {result['best']:.4f}{at}")
     others = {name: value for name, value in result["metrics"].items() if name != metric}
     if others:
         values = ", ".join(f"{name} {value:.4g}" for name, value in others.items())

@@ -16,7 +16,9 @@ from regard.compare.group import rank_entries
 from regard.compare.halving import (
     BudgetTooSmall,
     GroupSchedule,
+    Rung,
     StepCost,
+    average_costs,
     plan_rungs,
     plan_without_budget,
     rung_runs,
@@ -34,6 +36,7 @@ from regard.compare.record import (
     PLAN_FILE,
     ComparisonRecord,
     add_load,
+    baseline_statistics,
     read_record,
     write_record,
 )
@@ -41,6 +44,7 @@ from regard.compare.schedule import Schedule
 
 COST_SHARE = 0.08  # of a budget, for the measurement of costs
 COST_SECONDS = 10.0  # of the measurement for each task and length, at most
+SIDE_BY_SIDE = 0.5  # of that time, for measuring runs at the same time as well
 
 
 class Comparison:
@@ -108,33 +112,75 @@ class Comparison:
             ]
         if stored:
             return
-        budget, spent = None, self.reserve + time.monotonic() - begin
-        if self.plan.budget is not None:
-            budget = self.plan.budget - spent
-        schedule = []
-        for index, fitted in enumerate(self.fitted):
-            rungs = []
-            measured = costs.get(index)
-            if given:
-                rungs = given[index].rungs
-            elif fitted.specs and budget is None:
-                start = 0.0 if measured is None else measured.start_seconds
-                known = step_costs(fitted, measured)
-                rungs = plan_without_budget(self.plan, fitted, known, start)
-            elif fitted.specs and measured is not None and budget is not None:
-                share = budget / len(folders)
-                try:
-                    rungs = plan_rungs(
-                        self.plan, step_costs(fitted, measured), share, measured.start_seconds
-                    )
-                except BudgetTooSmall as error:
-                    needed = error.needed * len(folders) + spent
-                    raise BudgetTooSmall(describe_refusal(error, needed, fitted), needed) from None
-            name = folders[index].name if index in folders else ""
-            schedule.append(
-                GroupSchedule(task=fitted.task, length=fitted.length, rungs=rungs, costs=name)
+        if given:
+            rungs = {index: group.rungs for index, group in enumerate(given)}
+        elif self.plan.budget is None:
+            rungs = {}
+            for index, fitted in enumerate(self.fitted):
+                if fitted.specs:
+                    known = self._step_costs(fitted, costs.get(index))
+                    rungs[index] = plan_without_budget(self.plan, fitted, known)
+        else:
+            rungs = self._plan_budget(costs, begin - self.reserve)
+        schedule = [
+            GroupSchedule(
+                task=fitted.task,
+                length=fitted.length,
+                rungs=rungs.get(index, []),
+                costs=folders[index].name if index in folders else "",
             )
+            for index, fitted in enumerate(self.fitted)
+        ]
         self.record = self.record.model_copy(update={"schedule": tuple(schedule)})
+
+    def _plan_budget(
+        self, measured: Mapping[int, MeasuredCosts | None], begin: float
+    ) -> dict[int, list[Rung]]:
+        """Plan the rungs of each task for what is left of the budget.
+
+        The baselines are computed here: nobody knows how long they take, and the plan before tells
+        on how many examples.
+        """
+        assert self.plan.budget is not None
+        costs = {
+            index: self._step_costs(fitted, measured[index])
+            for index, fitted in enumerate(self.fitted)
+            if fitted.specs and index in measured
+        }
+        for index, rungs in self._plan_rungs(costs, begin).items():
+            baseline_statistics(self.root, self.fitted[index].task, rungs[-1].eval_examples)
+        return self._plan_rungs(costs, begin)
+
+    def _plan_rungs(
+        self, costs: Mapping[int, Mapping[str, StepCost]], begin: float
+    ) -> dict[int, list[Rung]]:
+        """Plan the rungs of each task; `begin` is the time from which the budget counts."""
+        assert self.plan.budget is not None
+        spent, rungs = time.monotonic() - begin, {}
+        for index, known in costs.items():
+            try:
+                share = (self.plan.budget - spent) / len(costs)
+                rungs[index] = plan_rungs(self.plan, known, share)
+            except BudgetTooSmall as error:
+                needed = error.needed * len(costs) + spent
+                message = describe_refusal(error, needed, self.fitted[index])
+                raise BudgetTooSmall(message, needed) from None
+        return rungs
+
+    def _step_costs(
+        self, fitted: FittedTask, measured: MeasuredCosts | None
+    ) -> dict[str, StepCost]:
+        """The costs of the candidates that could be measured, at `jobs` runs at a time."""
+        if measured is None:
+            return {}
+        alone = measured.step_costs(fitted.specs)
+        jobs, budget = self.plan.jobs, self.plan.budget
+        if jobs == 1 or budget is None or self.schedule.executor.has_queue or not alone:
+            return alone
+        seconds = SIDE_BY_SIDE * min(COST_SECONDS, COST_SHARE * budget / len(self.fitted))
+        specs = {label: fitted.specs[label] for label in alone}
+        measured_each = self.schedule.measure_side_by_side(specs, seconds)
+        return average_costs([costs.step_costs(alone) for costs in measured_each])
 
     def _measure(self, fitted: FittedTask, stored: str | None) -> Path:
         """Measure the costs of the candidates of a task, or return those of the stored plan."""
@@ -226,18 +272,6 @@ def given_schedule(folder: Path, plan: ComparisonPlan) -> tuple[GroupSchedule, .
     if not record.schedule:
         raise ValueError(f"The comparison in {folder} has no plan yet.")
     return record.schedule
-
-
-def step_costs(fitted: FittedTask, measured: MeasuredCosts | None) -> dict[str, StepCost]:
-    """Return the costs of the candidates that could be measured."""
-    if measured is None:
-        return {}
-    rows = measured.rows(fitted.label, fitted.length, next(iter(fitted.specs)))
-    return {
-        label: StepCost(rows[label].step_seconds, rows[label].eval_seconds)
-        for label in fitted.specs
-        if not rows[label].reason
-    }
 
 
 def refuse_unmeasured(fitted: FittedTask, measured: MeasuredCosts | None) -> FittedTask:

@@ -6,12 +6,13 @@ order, so that a slow phase of the machine affects all of them alike.
 
 from __future__ import annotations
 
+import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor
 
 from regard.bench.probe import CALL_ERRORS
 from regard.bench.stats import Times, paired_ratio, time_interleaved
+from regard.compare.halving import StepCost
 from regard.compare.load import Load, LoadWatch
 from regard.compare.results import CostRow
 from regard.device import synchronize
@@ -28,22 +30,32 @@ from regard.models import build
 from regard.models.config import StrictModel
 from regard.plugins import load_plugins
 from regard.tasks.base import Batch, Example, Task
+from regard.train import checkpoint
 from regard.train.evaluation import evaluate_examples
 from regard.train.run import RunSpec, build_task, model_config
+from regard.train.state import collect_state
 from regard.train.trainer import Trainer
 
 REQUEST_FILE, COSTS_FILE = "request.json", "costs.json"
 COSTS_DIR = "costs"  # in the folder of a comparison
 MIN_ROUNDS, MAX_ROUNDS = 3, 30
 STEP_SHARE, EVAL_SHARE = 0.6, 0.15  # of the time; the rest is for the latency
+SAVES = 6  # times that of a checkpoint: four of a run, the last with the best weights, the model
 LONGEST_OF = 64  # test examples; the longest of them is used for the latency
 
 
 class CostRequest(StrictModel):
-    """What request.json stores: a run of each candidate by label, and the time to measure."""
+    """What request.json stores.
+
+    Attributes:
+        specs: A run of each candidate by label.
+        seconds: Time for the measurement.
+        latency: Whether to measure inference too, beside training and evaluation.
+    """
 
     specs: dict[str, RunSpec]
     seconds: float
+    latency: bool = True
 
 
 class CandidateTimes(BaseModel):
@@ -55,6 +67,7 @@ class CandidateTimes(BaseModel):
     example: list[float] = []  # of an evaluation
     latency: list[float] = []
     step_tokens: float = 0.0
+    setup: float = 0.0  # to build the model and the optimizer, and for what the first step prepares
     reason: str = ""
 
 
@@ -63,7 +76,8 @@ class MeasuredCosts(BaseModel):
 
     Attributes:
         times: Times of each candidate by label.
-        start_seconds: Time of a run from its command to the first step.
+        start_seconds: Time of a run from its command until its data is read.
+        save_seconds: Time to write a checkpoint.
         load: Cores used by other processes, all cores and seconds; None where unknown.
     """
 
@@ -71,6 +85,7 @@ class MeasuredCosts(BaseModel):
 
     times: dict[str, CandidateTimes]
     start_seconds: float
+    save_seconds: float = 0.0
     load: dict[str, Any] | None
 
     def rows(self, task: str, length: int, reference: str) -> dict[str, CostRow]:
@@ -94,6 +109,15 @@ class MeasuredCosts(BaseModel):
                 latency_speedup=paired_ratio(base.latency, own.latency) if compared else None,
             )
         return rows
+
+    def step_costs(self, labels: Iterable[str]) -> dict[str, StepCost]:
+        """Return the costs of the candidates that could be measured, as means, for a plan."""
+        fixed = self.start_seconds + SAVES * self.save_seconds
+        return {
+            label: StepCost(fmean(own.step), fmean(own.example), fixed + own.setup)
+            for label in labels
+            if (own := self.times.get(label)) and own.step and own.example and not own.reason
+        }
 
     def machine_load(self) -> Load | None:
         """Return how busy other processes kept the machine."""
@@ -139,8 +163,10 @@ def measure_costs(
     trainers: dict[str, Trainer] = {}
     times: dict[str, CandidateTimes] = {label: CandidateTimes() for label in specs}
     for label, spec in specs.items():
+        begin = time.perf_counter()
         try:
             trainers[label] = _warm_trainer(spec, task)
+            times[label].setup = time.perf_counter() - begin
         except CALL_ERRORS as error:
             times[label].reason = f"{type(error).__name__}: {' '.join(str(error).split())}"
         check()
@@ -152,21 +178,27 @@ def measure_costs(
         own = trainers[label]
         times[label].step = values
         times[label].step_tokens = (own.tokens - tokens) / (own.step - steps)
+        times[label].setup = max(0.0, times[label].setup - median(values))
     check()
+    save_seconds = _time_checkpoint(next(iter(trainers.values())), folder) if trainers else 0.0
     size = first.settings.batch_size
     sample = task.sample("valid", size).tolist()
     evaluate = {label: partial(_evaluate, each, sample) for label, each in trainers.items()}
     for label, values in _measure(evaluate, EVAL_SHARE * request.seconds).items():
         times[label].example = [value / len(sample) for value in values]
     check()
-    example = full_length_example(task)
-    infer = {label: partial(_infer, each, example) for label, each in trainers.items()}
-    rest = 1 - STEP_SHARE - EVAL_SHARE
-    for label, values in _measure(infer, rest * request.seconds).items():
-        times[label].latency = values
+    if request.latency:
+        example = full_length_example(task)
+        infer = {label: partial(_infer, each, example) for label, each in trainers.items()}
+        rest = 1 - STEP_SHARE - EVAL_SHARE
+        for label, values in _measure(infer, rest * request.seconds).items():
+            times[label].latency = values
     load = watch.load()
     costs = MeasuredCosts(
-        times=times, start_seconds=start_seconds, load=None if load is None else asdict(load)
+        times=times,
+        start_seconds=start_seconds,
+        save_seconds=save_seconds,
+        load=None if load is None else asdict(load),
     )
     write_json(folder / COSTS_FILE, costs.model_dump(mode="json"))
     return costs
@@ -184,6 +216,15 @@ def _warm_trainer(spec: RunSpec, task: Task) -> Trainer:
     trainer = Trainer(model, task, spec.settings)
     _train_step(trainer)
     return trainer
+
+
+def _time_checkpoint(trainer: Trainer, folder: Path) -> float:
+    """Seconds to write a checkpoint; all candidates have about as many parameters."""
+    begin = time.perf_counter()
+    with tempfile.TemporaryDirectory(dir=folder) as root:
+        files = collect_state(trainer.strategy, trainer.optimizer, trainer.ema)
+        checkpoint.save(Path(root), trainer.step, files, {})
+        return time.perf_counter() - begin
 
 
 def _train_step(trainer: Trainer) -> None:

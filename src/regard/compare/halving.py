@@ -73,10 +73,26 @@ class GroupSchedule(StrictModel):
 
 @dataclass(frozen=True)
 class StepCost:
-    """Seconds of a candidate: of a training step, and to evaluate an example."""
+    """Seconds of a candidate: of a training step, to evaluate an example, and of a run before the
+    first step and after the last."""
 
     step: float
     example: float
+    start: float = 0.0
+
+
+def average_costs(measured: Sequence[Mapping[str, StepCost]]) -> dict[str, StepCost]:
+    """Return the means of the costs by label; a label that is not in all is left out."""
+    found = {}
+    for label in measured[0]:
+        own = [costs[label] for costs in measured if label in costs]
+        if len(own) == len(measured):
+            found[label] = StepCost(
+                step=statistics.fmean(each.step for each in own),
+                example=statistics.fmean(each.example for each in own),
+                start=statistics.fmean(each.start for each in own),
+            )
+    return found
 
 
 class BudgetTooSmall(ValueError):
@@ -113,7 +129,6 @@ def plan_without_budget(
     plan: ComparisonPlan,
     fitted: FittedTask,
     costs: Mapping[str, StepCost],
-    start_seconds: float = 0.0,
 ) -> list[Rung]:
     """Return a rung in which all candidates train for the steps of the settings, after a search
     if there are several learning rates."""
@@ -124,7 +139,7 @@ def plan_without_budget(
         seconds = dict.fromkeys(labels, 0.0)
         for label, cost in costs.items():
             examples = (evaluations + 1) * settings.eval_examples
-            seconds[label] = start_seconds + steps * cost.step + examples * cost.example
+            seconds[label] = cost.start + steps * cost.step + examples * cost.example
         return Rung(
             keep=len(labels),
             rates=rates,
@@ -146,40 +161,37 @@ def plan_without_budget(
     ]
 
 
-def plan_rungs(
-    plan: ComparisonPlan, costs: Mapping[str, StepCost], budget: float, start_seconds: float
-) -> list[Rung]:
+def plan_rungs(plan: ComparisonPlan, costs: Mapping[str, StepCost], budget: float) -> list[Rung]:
     """Return the rungs of one task that take `budget` seconds.
 
     Args:
-        costs: Costs of the candidates by label.
-        start_seconds: Time of a run before its first step.
+        costs: Costs of the candidates by label, with as many runs at a time as the plan has jobs.
 
     Raises:
         BudgetTooSmall: A run would have fewer than `MIN_STEPS` steps; with the budget that could.
     """
-    rungs = _plan_rungs(plan, costs, budget, start_seconds)
+    rungs = _plan_rungs(plan, costs, budget)
     enough = min(MIN_STEPS, plan.settings.steps)
 
     def is_too_small(seconds: float) -> bool:
-        return fewest_steps(_plan_rungs(plan, costs, seconds, start_seconds))[0] < enough
+        return fewest_steps(_plan_rungs(plan, costs, seconds))[0] < enough
 
     steps, index = fewest_steps(rungs)
     if steps >= enough:
         return rungs
     candidates = [each for each in costs if rungs[index].steps[each] == steps]
     label = max(candidates, key=lambda each: costs[each].step)
-    low = high = max(budget, start_seconds)
+    low = high = max(budget, costs[label].start, 1.0)
     while is_too_small(high):
         low, high = high, 2 * high
     while high > 1.05 * low:
         middle = (low + high) / 2
         low, high = (middle, high) if is_too_small(middle) else (low, middle)
-    seconds = costs[label].step
+    own = costs[label]
     raise BudgetTooSmall(
         f"The budget leaves {label} {steps} steps per run in rung {index + 1} of {len(rungs)}, and "
-        f"at least {enough} are needed: a step takes {seconds:.2g} s here, and starting a run "
-        f"{start_seconds:.2g} s.",
+        f"at least {enough} are needed: a step takes {own.step:.2g} s here, and a run "
+        f"{own.start:.2g} s beside its steps.",
         high,
     )
 
@@ -189,9 +201,7 @@ def fewest_steps(rungs: Sequence[Rung]) -> tuple[int, int]:
     return min((min(rung.steps.values()), index) for index, rung in enumerate(rungs))
 
 
-def _plan_rungs(
-    plan: ComparisonPlan, costs: Mapping[str, StepCost], budget: float, start_seconds: float
-) -> list[Rung]:
+def _plan_rungs(plan: ComparisonPlan, costs: Mapping[str, StepCost], budget: float) -> list[Rung]:
     rates = plan.learning_rates
     sizes = rung_sizes(len(costs), search=len(rates) > 1)
     rungs = []
@@ -204,19 +214,20 @@ def _plan_rungs(
         seeds = [0] if not is_last else list(range(not is_first, plan.seeds + (not is_first)))
         tried = rates if is_first else []
         runs = size * max(1, len(tried)) * len(seeds)
-        seconds = (1 - RESERVE) * share * budget / math.ceil(runs / plan.jobs) - start_seconds
+        seconds = (1 - RESERVE) * share * budget / math.ceil(runs / plan.jobs)
+        start = max(cost.start for cost in costs.values())
         evaluations = FINAL_EVALUATIONS if is_last else EVALUATIONS
         slowest = max(cost.example for cost in costs.values())
-        examples = EVAL_SHARE * max(seconds, 0) / ((evaluations + 1) * slowest)
+        examples = EVAL_SHARE * max(seconds - start, 0) / ((evaluations + 1) * slowest)
         examples = round_down(min(max(examples, MIN_EXAMPLES), MAX_EXAMPLES))
         steps = {}
         for label, cost in costs.items():
-            left = seconds - (evaluations + 1) * examples * cost.example
+            left = seconds - cost.start - (evaluations + 1) * examples * cost.example
             steps[label] = min(plan.settings.steps, round_down(max(0.0, left) / cost.step))
         if plan.equal == "steps":
             # as many as the slowest candidates can make in the same time all together; runs on
             # several slots take at most their sum / slots + the longest * (1 - 1 / slots)
-            left = seconds - (evaluations + 1) * examples * slowest
+            left = seconds - start - (evaluations + 1) * examples * slowest
             wall = max(0.0, left) * math.ceil(runs / plan.jobs)
             dearest = sorted((cost.step for cost in costs.values()), reverse=True)[:size]
             together = runs / size * sum(dearest) + (plan.jobs - 1) * dearest[0]
@@ -231,7 +242,7 @@ def _plan_rungs(
                 evaluations=evaluations,
                 eval_examples=examples,
                 seconds={
-                    label: start_seconds
+                    label: cost.start
                     + steps[label] * cost.step
                     + (evaluations + 1) * examples * cost.example
                     for label, cost in costs.items()

@@ -75,7 +75,7 @@ class Ledger:
             self.connection.close()
             if isinstance(error, sqlite3.Error) and error_code(error) not in NOT_A_DATABASE:
                 raise to_os_error(error, path) from None  # such as a full disk
-            raise ValueError(f"{path} is not a ledger: {error}") from None
+            raise ValueError(f"{path} is not a ledger of this version of Regard: {error}") from None
 
     def add(self, key: str, name: str, settings: dict[str, Any], *, refusal: str = "") -> None:
         """Add a run, unless it is already in the table."""

@@ -41,11 +41,12 @@ from regard.compare.results import (
     compute_verdicts,
     entry_labels,
 )
-from regard.errors import format_validation_error
+from regard.errors import describe_stored_error
 from regard.json_files import CorruptFile, read_json, write_json
 from regard.models.config import ModuleSpec, StrictModel
 from regard.output_folders import check_output_folder
-from regard.plugins import require_plugins
+from regard.plugins import load_known_plugins, require_plugins
+from regard.tasks import Task
 from regard.train.lock import LOCK_FILE
 from regard.train.run import StoredResult
 
@@ -130,7 +131,8 @@ def read_record(folder: Path) -> ComparisonRecord:
     except OSError:
         raise ValueError(f"{folder} is not a comparison: it has no {PLAN_FILE}") from None
     except ValidationError as error:
-        raise ValueError(f"{folder / PLAN_FILE}: {format_validation_error(error)}") from None
+        message = describe_stored_error(folder / PLAN_FILE, error, "the plan of a comparison")
+        raise ValueError(message) from None
 
 
 class EntrySettings(BaseModel):
@@ -151,45 +153,62 @@ def check_entry(folder: Path, entry: LedgerEntry) -> None:
         if entry.result is not None:
             StoredResult.model_validate(entry.result)
     except ValidationError as error:
-        message = format_validation_error(error)
-        raise CorruptFile(
-            f"{folder / LEDGER_FILE} is damaged: run {entry.key}, {message}"
-        ) from None
+        where = f"Run {entry.key} in {folder / LEDGER_FILE}"
+        raise CorruptFile(describe_stored_error(where, error, "a run of a comparison")) from None
 
 
 def baseline_statistics(folder: Path, spec: ModuleSpec, examples: int) -> dict[str, Tensor | str]:
     """Statistics of the baselines of a task on the test examples of the runs, or why not.
 
-    They are computed once and stored in baselines.json.
+    They are computed once and stored in baselines.json. The first part of a sample is a sample, so
+    those of more examples are used too.
     """
     task = cached_task(spec)
-    path, key = folder / BASELINES_FILE, f"{spec.model_dump_json()} {examples}"
+    path, name = folder / BASELINES_FILE, spec.model_dump_json()
+    test = task.sample("test", examples).tolist()
     try:
         stored = StoredBaselines.model_validate(read_json(path))
     except (OSError, CorruptFile, ValidationError):  # none yet, or damaged: compute them
         stored = StoredBaselines(statistics={})
-    if key not in stored.statistics:
-        test = task.sample("test", examples).tolist()
-        found: dict[str, list[list[float]] | str] = {}
-        for name, baseline in task.baselines().items():
-            try:
-                values = baseline(test)
-                task.metric.compute(values)  # it may have no value on these examples
-                found[name] = values.double().tolist()
-            except (ImportError, ValueError) as error:
-                found[name] = str(error)
-        stored.statistics[key] = found
+    found: dict[str, list[list[float]] | str] = {}
+    for key, values in stored.statistics.items():
+        known, _, number = key.rpartition(" ")
+        count = int(number) if known == name and number.isdecimal() else 0
+        if count >= examples and task.sample("test", count)[: len(test)].tolist() == test:
+            found = dict(values)
+    unavailable = {}  # not stored: the package may be installed later
+    for label, baseline in task.baselines().items():
+        if label in found:
+            continue
+        try:
+            found[label] = baseline(test).double().tolist()
+        except ImportError as error:
+            unavailable[label] = str(error)
+        except ValueError as error:
+            found[label] = str(error)
+        stored.statistics[f"{name} {examples}"] = found
         with suppress(OSError):  # in a folder that cannot be written, they are computed again
             write_json(path, stored.model_dump(mode="json"))
-    return {
-        name: each if isinstance(each, str) else torch.tensor(each, dtype=torch.float64)
-        for name, each in stored.statistics[key].items()
-    }
+    found |= unavailable
+    return {label: _check_statistics(task, found[label], len(test)) for label in task.baselines()}
+
+
+def _check_statistics(task: Task, values: list[list[float]] | str, examples: int) -> Tensor | str:
+    """The statistics of the first examples, or why they give no score."""
+    if isinstance(values, str):
+        return values
+    statistics = torch.tensor(values[:examples], dtype=torch.float64)
+    try:
+        task.metric.compute(statistics)
+    except ValueError as error:
+        return str(error)
+    return statistics
 
 
 def load_result(folder: Path) -> ComparisonResult:
     """Read a comparison and compute its rows and verdicts, whether or not all runs are finished."""
     record = read_record(folder)
+    load_known_plugins(record.plan.plugins)
     require_plugins(record.plan.plugins, folder, warnings.warn)
     if not (folder / LEDGER_FILE).is_file():
         raise ValueError(f"{folder} is not a comparison: it has no {LEDGER_FILE}")

@@ -308,8 +308,11 @@ def summarize_runs(entries: Iterable[LedgerEntry], reference: str = "vanilla") -
         first, is_reference = group[0].settings, labels[0] == reference
         rung = int(first.get("rung", 0))
         results = [e.result for e in group if e.status == DONE and e.result is not None]
-        if not results:
+        has_scores = [r for r in results if r["test"] is not None]
+        if not has_scores:
             reason = group[0].reason or group[0].status
+            if results:
+                reason = f"{results[0]['metric']} has no value on the test examples"
             row = ResultRow(*labels, reason=reason, rung=rung, is_reference=is_reference)
             rows.append(row)
             continue
@@ -321,7 +324,7 @@ def summarize_runs(entries: Iterable[LedgerEntry], reference: str = "vanilla") -
                 *labels,
                 metric=results[0]["metric"],
                 higher_is_better=results[0]["higher_is_better"],
-                scores=[r["test"] for r in results],
+                scores=[r["test"] for r in has_scores],
                 tokens_per_second=statistics.fmean(
                     r["tokens"] / max(r["seconds"], 1e-9) for r in results
                 ),

@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from regard import native
-from regard.compare.costs import COSTS_DIR, REQUEST_FILE, CostRequest, read_costs
+from regard.compare.costs import (
+    COSTS_DIR,
+    COSTS_FILE,
+    REQUEST_FILE,
+    CostRequest,
+    MeasuredCosts,
+    read_costs,
+)
 from regard.compare.executors import LOG_FILE, STOP_FILE, Executor, LocalExecutor, RunHandle
 from regard.compare.ledger import DONE, INTERRUPTED, Ledger
 from regard.compare.plan import RUNS_DIR, PlannedRun
@@ -96,20 +103,43 @@ class Schedule:
         folder = self.costs_folder(hashlib.sha256(identity.encode()).hexdigest()[:16])
         if read_costs(folder) is None:
             native.library()
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / STOP_FILE).unlink(missing_ok=True)
-            write_json(folder / REQUEST_FILE, request.model_dump(mode="json"))
-            active = [ActiveRun(None, folder, self.executor.start(folder, None))]
-            with stop_on_exit(active), catch_interrupts() as stop:
-                while not active[0].handle.is_done():
-                    if stop.requested:
-                        raise KeyboardInterrupt
-                    time.sleep(POLL_SECONDS)
-            if read_costs(folder) is None:
-                log = last_log_line(folder / LOG_FILE)
-                reason = active[0].handle.failure_reason() or log or "it ended without a message"
-                raise ValueError(f"The costs of the candidates could not be measured: {reason}")
+            self._measure([folder], request)
         return folder
+
+    def measure_side_by_side(
+        self, specs: Mapping[str, RunSpec], seconds: float
+    ) -> list[MeasuredCosts]:
+        """Measure the costs of training in as many processes at a time as there are jobs, which
+        share cores, caches and memory."""
+        specs = {
+            label: spec.model_copy(update={"threads": self.executor.threads})
+            for label, spec in specs.items()
+        }
+        request = CostRequest(specs=specs, seconds=seconds, latency=False)
+        folders = [self.costs_folder(f"side-by-side-{number}") for number in range(self.jobs)]
+        for folder in folders:
+            (folder / COSTS_FILE).unlink(missing_ok=True)
+        self._measure(folders, request)
+        return [costs for folder in folders if (costs := read_costs(folder)) is not None]
+
+    def _measure(self, folders: list[Path], request: CostRequest) -> None:
+        """Measure in all folders at the same time."""
+        active: list[ActiveRun] = []
+        with stop_on_exit(active), catch_interrupts() as stop:
+            for folder in folders:
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / STOP_FILE).unlink(missing_ok=True)
+                write_json(folder / REQUEST_FILE, request.model_dump(mode="json"))
+                active.append(ActiveRun(None, folder, self.executor.start(folder, None)))
+            while not all(each.handle.is_done() for each in active):
+                if stop.requested:
+                    raise KeyboardInterrupt
+                time.sleep(POLL_SECONDS)
+        for each in active:
+            if read_costs(each.folder) is None:
+                log = last_log_line(each.folder / LOG_FILE)
+                reason = each.handle.failure_reason() or log or "it ended without a message"
+                raise ValueError(f"The costs of the candidates could not be measured: {reason}")
 
     def costs_folder(self, name: str) -> Path:
         """Return a folder of measured costs by its name."""

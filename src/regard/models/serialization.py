@@ -18,7 +18,7 @@ from safetensors.torch import save as serialize
 from torch import Tensor, nn
 
 from regard.device import resolve_device
-from regard.errors import format_validation_error
+from regard.errors import describe_stored_error
 from regard.models.build import build
 from regard.models.config import ModelConfig
 from regard.models.model import Model
@@ -202,8 +202,7 @@ def parse_config(text: str, where: str) -> ModelConfig:
     try:
         return ModelConfig.model_validate_json(text)
     except ValidationError as error:
-        message = format_validation_error(error)
-        raise ValueError(f"{where} is not a model configuration: {message}") from None
+        raise ValueError(describe_stored_error(where, error, "a model configuration")) from None
 
 
 def load_tensors(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:

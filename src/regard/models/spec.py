@@ -6,8 +6,9 @@ import json
 from typing import Annotated, Any
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
-from regard.errors import did_you_mean
+from regard.errors import UNKNOWN_KEY, did_you_mean
 
 # The upper bounds keep a file from asking for more than any machine has.
 Size = Annotated[int, Field(ge=1, le=1 << 20)]
@@ -27,7 +28,8 @@ class StrictModel(BaseModel):
         for key in values if isinstance(values, dict) else ():
             if key not in cls.model_fields:
                 hint = did_you_mean(str(key), cls.model_fields)
-                raise ValueError(f"{cls.__name__} has no {key!r}: {hint}")
+                message = f"{cls.__name__} has no {key!r}: {hint}"
+                raise PydanticCustomError(UNKNOWN_KEY, "{message}", {"message": message})
         return values
 
 

@@ -34,6 +34,7 @@ from regard.tasks.translation import TextToText, Translation
 
 ENTRY_POINT_GROUP = "regard.tasks"
 NAME = re.compile(r"[a-zA-Z][\w-]*")
+ALIKE = (("label", "target", "labels"), ("text", "source", "tokens"))  # arguments, in other tasks
 
 TASKS: dict[str, type[Task]] = {
     "copy": CopyTask,
@@ -138,15 +139,14 @@ def create_task(name: str, /, **arguments: Any) -> Task:
     Unknown and missing arguments are a TypeError that names the closest match.
     """
     task = find_task(name)
-    known = inspect.signature(task).parameters
-    takes_all = any(each.kind is each.VAR_KEYWORD for each in known.values())
     for argument in arguments:
-        if argument not in known and not takes_all:
-            hint = did_you_mean(argument, known)
-            raise TypeError(f"Task {name!r} takes no argument {argument!r}: {hint}")
+        if not takes_argument(name, argument):
+            raise TypeError(
+                f"Task {name!r} takes no argument {argument!r}: {similar_argument(name, argument)}"
+            )
     missing = [
         each.name
-        for each in known.values()
+        for each in inspect.signature(task).parameters.values()
         if each.default is each.empty
         and each.kind not in (each.VAR_KEYWORD, each.VAR_POSITIONAL)
         and each.name not in arguments
@@ -154,3 +154,20 @@ def create_task(name: str, /, **arguments: Any) -> Task:
     if missing:
         raise TypeError(f"Task {name!r} needs the arguments {', '.join(missing)}.")
     return task(**arguments)
+
+
+def takes_argument(task: str, argument: str) -> bool:
+    """Whether a task takes an argument."""
+    known = inspect.signature(find_task(task)).parameters
+    return argument in known or any(each.kind is each.VAR_KEYWORD for each in known.values())
+
+
+def similar_argument(task: str, argument: str) -> str:
+    """A hint for an argument that a task does not take: another task's name of it, or one that is
+    spelled alike, and all arguments."""
+    known = sorted(inspect.signature(find_task(task)).parameters)
+    alike = [name for names in ALIKE if argument in names for name in names if name in known]
+    hint = f"did you mean {alike[0]!r}?" if alike else did_you_mean(argument, known)
+    if not hint.startswith("did you mean"):
+        return f"its arguments are {', '.join(known)}."
+    return f"{hint} Its arguments are {', '.join(known)}."

@@ -119,7 +119,7 @@ def decode_chunks(chunks: Iterable[bytes], where: str, encoding: str = "utf-8") 
         except UnicodeDecodeError as error:
             byte, at = error.object[error.start], offset - pending + error.start
             line += error.object[: error.start].count(b"\n")
-            hint = "set encoding=... of the task."
+            hint = "set encoding=... of the task, such as latin-1 or cp1252."
             if at == 0 and byte in (0xFF, 0xFE):
                 hint = "it looks like UTF-16: set encoding='utf-16'."
             raise ValueError(

@@ -88,6 +88,15 @@ class TextProcessor(Processor):
             tokens = np.array([EMPTY], dtype=np.int64)
         return tokens[: self.length], len(tokens) > self.length
 
+    def truncation_notes(self, truncated: int, count: int) -> list[str]:
+        """A sentence for the user about texts that are truncated, if there are any."""
+        if not truncated:
+            return []
+        return [
+            f"{truncated:,} of {count:,} texts have more than {self.length:,} tokens "
+            f"({self.tokenizer.name}) and are truncated."
+        ]
+
     def encode(self, raw: Any) -> dict[str, Tensor]:
         """See `Processor`: the tokens of a text."""
         if not isinstance(raw, str):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,12 +33,19 @@ from regard.tasks.row_splits import (
     to_text,
 )
 from regard.tasks.rows import Rows, read_rows
-from regard.tasks.tokenizers import Tokenizer, tokenizer_from_dict, train_tokenizer
+from regard.tasks.text_classification import MAX_LENGTH, choose_length
+from regard.tasks.tokenizers import (
+    CLASSIFIER_TOKENIZERS,
+    Tokenizer,
+    WordTokenizer,
+    choose_tokenizer,
+    tokenizer_from_dict,
+    train_tokenizer,
+)
 
 AUTO = "auto"
 INSPECTED = 1000  # training rows from which columns="auto" finds the numeric columns
 NUMERIC_SHARE = 0.9  # of the values of a column; rows with others are left out
-TEXT_LENGTH = 256  # default maximum number of tokens of a text
 MEAN, RIDGE, TFIDF_RIDGE = "mean", "ridge", "TF-IDF + ridge"
 
 
@@ -54,7 +61,8 @@ class RowProcessor(Processor):
     """Rows for a regression.
 
     Without a text, each column is a token: a vector of its standardised value and a one-hot code of
-    the column. With a text, the input is its tokens; the numbers come before it, as text.
+    the column. With a text, the input is its tokens; the numbers come before it, as text: for a
+    tokenizer of words digit by digit, because most numbers are too rare to be words.
 
     Args:
         targets: Names of the numbers that are predicted.
@@ -74,7 +82,7 @@ class RowProcessor(Processor):
         *,
         text: str | None = None,
         tokenizer: Tokenizer | None = None,
-        length: int = TEXT_LENGTH,
+        length: int = MAX_LENGTH,
     ) -> None:
         self.targets, self.numbers = tuple(targets), tuple(numbers)
         self.mean, self.std = np.asarray(mean, dtype=float), np.asarray(std, dtype=float)
@@ -109,8 +117,9 @@ class RowProcessor(Processor):
 
     def join(self, text: str, numbers: Sequence[float]) -> str:
         """The numbers with their names, and the text."""
-        named = zip(self.numbers, numbers, strict=True)
-        return "".join(f"{name}: {value:g}\n" for name, value in named) + text
+        assert self.texts is not None
+        of_words = isinstance(self.texts.tokenizer, WordTokenizer)
+        return join_numbers(self.numbers, numbers, of_words=of_words) + text
 
     def standardize(self, targets: np.ndarray) -> np.ndarray:
         """Targets (..., o) in the units of the data -> targets of the model."""
@@ -155,13 +164,15 @@ class RowProcessor(Processor):
 
 class EncodedRows(NamedTuple):
     """The rows of a split: inputs as numbers (n, c), tokens[ends[i] : ends[i + 1]] of text i,
-    targets (n, o) in the units of the data, and hashes (n) of the inputs."""
+    targets (n, o) in the units of the data, and hashes (n) of the inputs. `truncated` counts texts
+    with more tokens than the length."""
 
     numbers: np.ndarray
     tokens: np.ndarray
     ends: np.ndarray
     targets: np.ndarray
     hashes: np.ndarray
+    truncated: int
 
 
 class Regression(Task):
@@ -177,8 +188,11 @@ class Regression(Task):
         columns: The numeric columns to predict it from, separated by commas; "auto" are those with
             at least 90 % of numbers, but the target. None: "auto" without a text, else none.
         text: A column of text to predict it from. With `columns`, the numbers come before the text.
-        length: Maximum number of tokens of a text. None: 256.
-        tokenizer: "byte", "char" or "bpe", learned from the training split. None: "bpe".
+        length: Maximum number of tokens of a text. None: that of all but 5 % of the training texts,
+            rounded up to a multiple of 16, at most 1,024.
+        tokenizer: "auto", "word", "byte", "char" or "bpe", learned from the training split. None:
+            "auto": "word", or "byte" for texts without words that occur again; see
+            `regard.tasks.tokenizers.choose_tokenizer`.
         missing: What to do with rows in which a value is missing, no number, or not finite: "drop"
             or "error".
         encoding: Encoding of the files.
@@ -204,8 +218,8 @@ class Regression(Task):
         check_int(0, seed=seed)
         if text is None and (length is not None or tokenizer is not None):
             raise ValueError("length and tokenizer describe a text: also give text.")
-        length = TEXT_LENGTH if length is None else length
-        check_int(1, length=length)
+        if length is not None:
+            check_int(1, length=length)
         rows = read_rows(data, encoding)
         targets = _split_names("target", target)
         if columns == AUTO or (columns is None and text is None):
@@ -226,15 +240,24 @@ class Regression(Task):
         )
         trained = None
         if text is not None:
-            # the numbers are part of the texts
-            joined = RowProcessor(targets, numbers, [], []).join
+            name = AUTO if tokenizer is None else tokenizer
+            if name == AUTO:
+                name = choose_tokenizer(row.text for _, row in self.source.walk("train"))
+
+            def training_texts(*, of_words: bool) -> Iterator[str]:
+                for _, row in self.source.walk("train"):
+                    yield join_numbers(numbers, row.numbers, of_words=of_words) + row.text
+
             trained = train_tokenizer(
-                tokenizer or "bpe",
-                lambda: (joined(row.text, row.numbers) for _, row in self.source.walk("train")),
+                name,
+                lambda: training_texts(of_words=name == WordTokenizer.name),
+                choices=CLASSIFIER_TOKENIZERS,
             )
+            of_words = isinstance(trained, WordTokenizer)
+            length = length or choose_length(trained, training_texts(of_words=of_words))
         mean, std = _mean_and_std(self.source, [*numbers, *targets], len(numbers))
         self.processor = RowProcessor(
-            targets, numbers, mean, std, text=text, tokenizer=trained, length=length
+            targets, numbers, mean, std, text=text, tokenizer=trained, length=length or MAX_LENGTH
         )
         self.rows = {split: _encode_split(self.source, split, self.processor) for split in SPLITS}
         scale = torch.tensor(std[len(numbers) :])
@@ -301,7 +324,11 @@ class Regression(Task):
     def notes(self) -> list[str]:
         """See `Task`."""
         hashes = {split: rows.hashes for split, rows in self.rows.items()}
-        return [*self.source.notes(), *copy_notes(hashes, "rows")]
+        notes = [*self.source.notes(), *copy_notes(hashes, "rows")]
+        if self.processor.texts is not None:
+            truncated = sum(rows.truncated for rows in self.rows.values())
+            notes += self.processor.texts.truncation_notes(truncated, sum(map(self.size, SPLITS)))
+        return notes
 
     def render(self, example: Example, prediction: Prediction | None = None) -> Rendered:
         """A table of the inputs, the targets and the predictions."""
@@ -346,6 +373,13 @@ def to_number(name: str, value: Any) -> float:
     return number
 
 
+def join_numbers(names: Sequence[str], numbers: Sequence[float], *, of_words: bool) -> str:
+    """Numbers with their names as text, a line for each; for words, digit by digit."""
+    separator = " " if of_words else ""
+    named = zip(names, numbers, strict=True)
+    return "".join(f"{name}: {separator.join(f'{value:g}')}\n" for name, value in named)
+
+
 def _split_names(argument: str, names: str) -> list[str]:
     """The column names of an argument, "a,b" or a list."""
     parts = names.split(",") if isinstance(names, str) else list(names)
@@ -371,6 +405,8 @@ def _numeric_columns(rows: Rows, exclude: Sequence[str | None], where: str) -> l
         for name, count in present.items()
         if numeric[name] >= NUMERIC_SHARE * count and name not in exclude
     ]
+    if not present:
+        raise ValueError(f"{where} has no rows with values.")
     if not found:
         raise ValueError(
             f"{where} has no numeric column beside the target: name a column of text with text=, "
@@ -428,13 +464,15 @@ def _encode_split(source: SplitRows[NumberRow], split: str, processor: RowProces
     texts = processor.texts
     tokens = ArrayBuilder(np.uint8 if texts is None else texts.tokenizer.dtype)
     ends, numbers, targets, hashes = array("q", [0]), array("d"), array("d"), array("Q")
+    truncated = 0
     for _, row in source.walk(split):
         numbers.extend(row.numbers)
         targets.extend(row.targets)
         content = np.array(row.numbers).tobytes() + row.text.encode("utf-8", "surrogatepass")
         hashes.append(hash_bytes(content))
         if texts is not None:
-            encoded = texts.encode_text(processor.join(row.text, row.numbers))
+            encoded, is_truncated = texts.truncate(processor.join(row.text, row.numbers))
+            truncated += is_truncated
             tokens.append(encoded)
             ends.append(ends[-1] + len(encoded))
     check_not_empty(split, len(hashes))
@@ -444,4 +482,5 @@ def _encode_split(source: SplitRows[NumberRow], split: str, processor: RowProces
         np.array(ends),
         np.frombuffer(targets, dtype=float).reshape(len(hashes), -1),
         np.array(hashes),
+        truncated,
     )

@@ -245,8 +245,8 @@ def copy_notes(hashes: Mapping[str, np.ndarray], what: str) -> list[str]:
 def small_split_notes(sizes: Mapping[str, int], classes: int) -> list[str]:
     """Sentences about splits with fewer rows than classes."""
     return [
-        f"The {split} split has {sizes[split]:,} rows for {classes:,} classes: its score says "
-        "little."
+        f"The {split} split has {sizes[split]:,} row{'' if sizes[split] == 1 else 's'} for "
+        f"{classes:,} classes: its score says little."
         for split in ("valid", "test")
         if sizes[split] < classes
     ]

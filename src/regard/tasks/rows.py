@@ -30,43 +30,60 @@ HUGGING_FACE = "hf:"
 
 Row = dict[str, Any]
 RowIterator = Iterator[tuple[str, Row]]  # where a row is, for error messages, and the row
+RowReader = Iterator[tuple[str, Row | ValueError]]  # also of rows that are broken, with the reason
 
 
 class Rows:
-    """Rows that can be iterated over several times; each time they are read again, one by one."""
+    """Rows that can be iterated over several times; each time they are read again, one by one.
 
-    def __init__(self, read: Callable[[], RowIterator]) -> None:
+    Iteration raises the error of a row that is broken: a line that is no JSON, or has too few
+    fields. `read` returns an iterator that yields the error in its place, and goes on.
+    """
+
+    def __init__(self, read: Callable[[], RowReader]) -> None:
         self.read = read
 
     def __iter__(self) -> RowIterator:
-        return self.read()
+        return raise_errors(self.read())
+
+
+def raise_errors(rows: RowReader) -> RowIterator:
+    """The rows up to one that is broken, whose error is raised."""
+    for where, row in rows:
+        if isinstance(row, ValueError):
+            raise row
+        yield where, row
 
 
 # --------------------------------------------------------------------------------------------- CSV
-def _read_csv(path: Path, encoding: str) -> RowIterator:
-    csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE))  # the default is 131,072
+def _read_csv(path: Path, encoding: str) -> RowReader:
     with open_text(path, encoding) as file:
-        start = file.read(SAMPLE)
-        lines = _check_lines(read_lines(start, file), path)
-        reader = csv.reader(lines, detect_dialect(start))
-        try:
-            header = next(reader, None)
-            if not header:
-                raise ValueError(f"{path} is empty: expected a line with the column names.")
-            counts = Counter(header)
-            for name in counts:
-                if name and counts[name] > 1:
-                    raise ValueError(f"{path} has two columns {name!r}: rename one of them.")
-            for row in reader:
-                where = f"line {reader.line_num} of {path}"
-                if row and len(row) != len(header):
-                    raise ValueError(
-                        f"{where} has {len(row)} fields, but the header has {len(header)}."
-                    )
-                if row:
-                    yield where, dict(zip(header, row, strict=True))
-        except csv.Error as error:
-            raise ValueError(f"line {reader.line_num} of {path}: {error}") from None
+        yield from parse_csv(file, str(path))
+
+
+def parse_csv(file: IO[str], source: str) -> RowReader:
+    """The rows of an open CSV file, whose dialect is detected; blank lines are left out."""
+    csv.field_size_limit(max(csv.field_size_limit(), MAX_LINE))  # the default is 131,072
+    start = file.read(SAMPLE)
+    lines = _check_lines(read_lines(start, file), source)
+    reader = csv.reader(lines, detect_dialect(start))
+    try:
+        header = next(reader, None)
+        if not header:
+            raise ValueError(f"{source} is empty: expected a line with the column names.")
+        counts = Counter(header)
+        for name in counts:
+            if name and counts[name] > 1:
+                raise ValueError(f"{source} has two columns {name!r}: rename one of them.")
+        for row in reader:
+            where = f"line {reader.line_num} of {source}"
+            if row and len(row) != len(header):
+                message = f"{where} has {len(row)} fields, but the header has {len(header)}."
+                yield where, ValueError(message)
+            elif row:
+                yield where, dict(zip(header, row, strict=True))
+    except csv.Error as error:
+        raise ValueError(f"line {reader.line_num} of {source}: {error}") from None
 
 
 def read_lines(start: str, rest: IO[str]) -> Iterator[str]:
@@ -82,11 +99,11 @@ def read_lines(start: str, rest: IO[str]) -> Iterator[str]:
         yield line
 
 
-def _check_lines(lines: Iterable[str], path: Path) -> Iterator[str]:
+def _check_lines(lines: Iterable[str], source: str) -> Iterator[str]:
     """Refuse lines that are too long, such as a file without line endings."""
     for number, line in enumerate(lines, 1):
         if len(line) >= MAX_LINE:
-            raise ValueError(f"line {number} of {path} has {MAX_LINE} characters or more.")
+            raise ValueError(f"line {number} of {source} has {MAX_LINE} characters or more.")
         yield line
 
 
@@ -120,15 +137,27 @@ def detect_dialect(sample: str) -> type[csv.Dialect]:
 # -------------------------------------------------------------------------------- JSON and Parquet
 def read_json_lines(path: Path, encoding: str = "utf-8") -> RowIterator:
     """The objects of a file with one JSON object per line."""
+    return raise_errors(_read_json_lines(path, encoding))
+
+
+def _read_json_lines(path: Path, encoding: str) -> RowReader:
     with open_text(path, encoding) as file:
         lines = iter(lambda: file.readline(MAX_LINE), "")
-        for number, line in enumerate(_check_lines(lines, path), 1):
-            if line.strip():
-                where = f"line {number} of {path}"
+        yield from parse_json_lines(_check_lines(lines, str(path)), str(path))
+
+
+def parse_json_lines(lines: Iterable[str], source: str) -> RowReader:
+    """The objects of lines, of which blank ones are left out."""
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            where = f"line {number} of {source}"
+            try:
                 yield where, _check_object(_parse_json(line, where), where)
+            except ValueError as error:
+                yield where, error
 
 
-def _read_json_array(path: Path, encoding: str) -> RowIterator:
+def _read_json_array(path: Path, encoding: str) -> RowReader:
     with open_text(path, encoding) as file:
         text = file.read(MAX_JSON_ARRAY)
     if len(text) == MAX_JSON_ARRAY:
@@ -140,7 +169,10 @@ def _read_json_array(path: Path, encoding: str) -> RowIterator:
         raise ValueError(f"{path} must be an array of objects, not {type(rows).__name__}.")
     for number, row in enumerate(rows, 1):
         where = f"row {number} of {path}"
-        yield where, _check_object(row, where)
+        try:
+            yield where, _check_object(row, where)
+        except ValueError as error:
+            yield where, error
 
 
 def _parse_json(text: str, where: str) -> Any:
@@ -158,7 +190,7 @@ def _check_object(row: Any, where: str) -> Row:
     return row
 
 
-def _read_parquet(path: Path, encoding: str) -> RowIterator:
+def _read_parquet(path: Path, encoding: str) -> RowReader:
     try:
         from pyarrow.lib import ArrowException
         from pyarrow.parquet import ParquetFile
@@ -175,18 +207,18 @@ def _read_parquet(path: Path, encoding: str) -> RowIterator:
         raise ValueError(f"{path} is not a complete Parquet file: {error}") from None
 
 
-READERS: dict[str, Callable[[Path, str], RowIterator]] = {
+READERS: dict[str, Callable[[Path, str], RowReader]] = {
     ".csv": _read_csv,
     ".tsv": _read_csv,
-    ".jsonl": read_json_lines,
-    ".ndjson": read_json_lines,
+    ".jsonl": _read_json_lines,
+    ".ndjson": _read_json_lines,
     ".json": _read_json_array,
     ".parquet": _read_parquet,
 }
 
 
 # ------------------------------------------------------------------------------------ Hugging Face
-def _read_hugging_face(dataset: Any, name: str) -> RowIterator:
+def _read_hugging_face(dataset: Any, name: str) -> RowReader:
     """The rows of a split of the package `datasets`, with class numbers replaced by their names."""
     features = dataset.features
     class_names = {key: names for key in features if (names := _class_names(features[key]))}
@@ -251,7 +283,7 @@ def read_rows(data: str | Path, encoding: str = "utf-8") -> dict[str, Rows]:
         if suffix == ".parquet" and file.suffix.lower() != suffix:
             raise ValueError(f"{file}: Parquet cannot be read from {file.suffix}; decompress it.")
 
-    def read_files(files: list[Path]) -> RowIterator:
+    def read_files(files: list[Path]) -> RowReader:
         for file in files:
             yield from READERS[file_type(file)](file, encoding)
 

@@ -45,7 +45,7 @@ def read_wav(path: str | Path) -> Sound:
             content = file.readframes(file.getnframes())
     except (wave.Error, EOFError) as error:
         raise UnusableRow(
-            f"it is no WAV file of PCM samples ({error or 'it ends early'})."
+            f"it is no WAV file of PCM samples ({str(error) or 'it ends early'})."
         ) from None
     if width not in (1, 2, 3, 4) or not rate:
         raise UnusableRow(f"it has {8 * width} bits per sample at {rate} Hz.")

@@ -153,16 +153,11 @@ class TextClassification(TokenTask):
 
     def notes(self) -> list[str]:
         """See `Task`."""
-        notes = self.source.notes()
         truncated = sum(texts.truncated for texts in self.texts.values())
-        if truncated:
-            notes.append(
-                f"{truncated:,} of {sum(map(self.size, SPLITS)):,} texts have more than "
-                f"{self.length:,} tokens ({self.processor.tokenizer.name}) and are truncated."
-            )
         sizes = {split: self.size(split) for split in SPLITS}
         return [
-            *notes,
+            *self.source.notes(),
+            *self.processor.truncation_notes(truncated, sum(sizes.values())),
             *copy_notes({split: each.hashes for split, each in self.texts.items()}, "texts"),
             *small_split_notes(sizes, self.classes),
         ]

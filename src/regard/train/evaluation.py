@@ -26,22 +26,29 @@ class Evaluation:
         indices: The examples (n).
         statistics: Statistics of these examples by the name of the metric, (n, k).
         loss: Mean loss over all targets.
+        split: The split of the examples, for error messages.
     """
 
     task: Task
     indices: list[int]
     statistics: dict[str, Tensor]
     loss: float
+    split: str = ""
 
     @property
     def value(self) -> float:
         """The metric that decides; `UndefinedMetric` if it has no value."""
-        return self.task.metric.compute(self.statistics[self.task.metric.name])
+        try:
+            return self.task.metric.compute(self.statistics[self.task.metric.name])
+        except UndefinedMetric as error:
+            size = len(self.indices)
+            where = f"In {size:,} examples of the {self.split} split: " if self.split else ""
+            raise UndefinedMetric(f"{where}{error}") from None
 
     def values(self) -> dict[str, float]:
-        """Every metric that has a value, by name; the first must have one."""
-        found = {self.task.metric.name: self.value}
-        for metric in self.task.metrics[1:]:
+        """Every metric that has a value, by name."""
+        found = {}
+        for metric in self.task.metrics:
             try:
                 found[metric.name] = metric.compute(self.statistics[metric.name])
             except UndefinedMetric:
@@ -109,6 +116,7 @@ def evaluate_examples(
         [index for row in rows for index in row[1]],
         merged,
         sum(row[3] for row in rows) / max(targets, 1),
+        split,
     )
 
 

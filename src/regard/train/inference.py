@@ -30,7 +30,7 @@ from regard.tasks import (
 )
 from regard.tasks.base import SPLITS, collate
 from regard.train.evaluation import evaluate_examples
-from regard.train.run import MODEL_DIR, RunSpec, read_finished_spec, read_processor
+from regard.train.run import MODEL_DIR, TASK_FILE, RunSpec, read_finished_spec, read_processor
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,9 @@ class TrainedRun:
         Args:
             raw_inputs: Texts, rows (column name -> value) or paths, as the task takes them.
             batch_size: Inputs per batch.
+
+        Raises:
+            InputError: An input cannot be encoded: a value is missing, or a file is damaged.
         """
         return list(predict(self, raw_inputs, batch_size=batch_size))
 
@@ -69,10 +72,13 @@ class TrainedRun:
             batch_size: Inputs per batch.
         """
         assert self.model.config is not None
-        parts = [
-            mean_tokens(*self._hidden_tokens(batch))
-            for batch in encode_batches(self, raw_inputs, batch_size, for_embedding=True)
-        ]
+        parts = []
+        for chunk in encode_chunks(self, raw_inputs, batch_size, for_embedding=True):
+            for each in chunk:
+                if isinstance(each, InputError):
+                    raise each
+            batch = collate(cast(list[Example], chunk)).to(self.device)
+            parts.append(mean_tokens(*self._hidden_tokens(batch)))
         return torch.cat(parts) if parts else torch.empty(0, self.model.config.dim)
 
     @torch.no_grad()
@@ -121,7 +127,14 @@ def load_run(
     load_plugins(plugins)
     spec = read_finished_spec(folder, on_warning)
     content = read_processor(folder)
-    processor = find_task(spec.task.name).load_processor(content) if content else None
+    processor = None
+    if content:
+        try:
+            processor = find_task(spec.task.name).load_processor(content)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ValueError(
+                f"{folder / TASK_FILE} was written by another version of Regard, or edited: {error}"
+            ) from error
     model = load_model(folder / MODEL_DIR, device=device)
     return TrainedRun(folder, spec, model, processor, device, dtype)
 
@@ -168,16 +181,37 @@ def evaluate(
         batch_size=batch_size,
         device=device,
     )
-    values = {"split": split, "examples": wanted, **evaluation.values(), "loss": evaluation.loss}
+    values = {
+        "split": split,
+        "examples": wanted,
+        task.metric.name: evaluation.value,
+        **evaluation.values(),
+        "loss": evaluation.loss,
+    }
     tables = evaluation.breakdowns()
     return {**values, "breakdown": tables} if tables else values
 
 
 # ----------------------------------------------------------------------------------------- predict
-def encode_batches(
+class InputError(ValueError):
+    """A raw input that cannot be encoded; `reason` is the message without its number."""
+
+    def __init__(self, number: int, reason: str) -> None:
+        super().__init__(f"Input {number}: {reason}")
+        self.reason = reason
+
+
+def describe_error(error: Exception) -> str:
+    """The message of an error, without the number that the system gives to it."""
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"cannot read {error.filename}: {error.strerror}"
+    return str(error)
+
+
+def encode_chunks(
     run: TrainedRun, raw_inputs: Iterable[Any], batch_size: int, *, for_embedding: bool = False
-) -> Iterator[Batch]:
-    """The inputs of the model for raw inputs, in batches on the device of the run."""
+) -> Iterator[list[Example | InputError]]:
+    """The examples of raw inputs in chunks for batches, with errors in the place of inputs."""
     check_int(1, batch_size=batch_size)
     processor = run.processor
     if processor is None:
@@ -191,28 +225,41 @@ def encode_batches(
             "write [...] around it."
         )
     encode = processor.encode_for_embedding if for_embedding else processor.encode
-    remaining, first = iter(raw_inputs), 1
-    while chunk := list(itertools.islice(remaining, batch_size)):
-        examples = []
-        for raw in chunk:
+    numbered = enumerate(raw_inputs, 1)
+    while chunk := list(itertools.islice(numbered, batch_size)):
+        encoded: list[Example | InputError] = []
+        for number, raw in chunk:
             try:
-                examples.append(Example(encode(raw), {}))
-            except (TypeError, ValueError) as error:
-                raise ValueError(f"Input {first + len(examples)}: {error}") from error
-        first += len(chunk)
-        yield collate(examples).to(run.device)
+                encoded.append(Example(encode(raw), {}))
+            except (TypeError, ValueError, OSError) as error:
+                encoded.append(InputError(number, describe_error(error)))
+        yield encoded
 
 
-@torch.no_grad()
 def predict(
     run: TrainedRun, raw_inputs: Iterable[Any], *, batch_size: int = 32
 ) -> Iterator[Prediction]:
     """Like `TrainedRun.predict`, one batch after the other."""
-    for batch in encode_batches(run, raw_inputs, batch_size):
+    for prediction in predict_each(run, raw_inputs, batch_size=batch_size):
+        if isinstance(prediction, InputError):
+            raise prediction
+        yield prediction
+
+
+@torch.no_grad()
+def predict_each(
+    run: TrainedRun, raw_inputs: Iterable[Any], *, batch_size: int = 32
+) -> Iterator[Prediction | InputError]:
+    """Like `predict`, with the error of an input in the place of its prediction."""
+    for chunk in encode_chunks(run, raw_inputs, batch_size):
         assert run.processor is not None
-        with autocast(run.device, run.dtype):
-            predictions = run.processor.predict(run.model, batch.inputs)
-        yield from predictions
+        predictions: list[Prediction] = []
+        if examples := [each for each in chunk if isinstance(each, Example)]:
+            batch = collate(examples).to(run.device)
+            with autocast(run.device, run.dtype):
+                predictions = run.processor.predict(run.model, batch.inputs)
+        remaining = iter(predictions)
+        yield from (each if isinstance(each, InputError) else next(remaining) for each in chunk)
 
 
 # ---------------------------------------------------------------------------------------- generate

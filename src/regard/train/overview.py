@@ -71,7 +71,14 @@ class RunOverview:
         lines = [f"data: {'; '.join(data)}", f"model: {self.parameters:,} parameters"]
         if self.transfer:
             lines.append(f"from: {self.transfer}")
-        return [*lines, f"training: {'; '.join(training)}"]
+        lines.append(f"training: {'; '.join(training)}")
+        if s.steps < s.warmup_steps:
+            lines.append(
+                f"warning: {s.steps:,} steps end within the warmup of {s.warmup_steps:,}: the "
+                f"learning rate reaches {s.steps / s.warmup_steps:.0%} of its peak. "
+                "Use more --steps or less --warmup."
+            )
+        return lines
 
 
 def describe_run(

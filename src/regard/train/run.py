@@ -26,7 +26,7 @@ from safetensors.torch import save as serialize
 
 from regard.device import describe_device, peak_memory, reset_peak_memory
 from regard.environment import environment, peak_bytes
-from regard.errors import format_validation_error
+from regard.errors import describe_stored_error, format_validation_error
 from regard.json_files import PARTIAL_PREFIX, CorruptFile, name_file, read_json, write_json
 from regard.models import Model, ModelConfig, ModuleSpec, build, save
 from regard.models.config import (
@@ -174,7 +174,7 @@ class StoredResult(BaseModel):
     loss: FiniteFloat
     best: FiniteFloat
     best_step: Count | None = None
-    test: FiniteFloat
+    test: FiniteFloat | None
     examples: Count
     metrics: dict[str, FiniteFloat]
     metric: str
@@ -482,7 +482,8 @@ def read_spec(folder: str | Path) -> RunSpec:
     except OSError as error:
         raise ValueError(f"Cannot read {folder / SPEC_FILE}: {error.strerror}.") from None
     except ValidationError as error:
-        raise ValueError(f"{folder / SPEC_FILE}: {format_validation_error(error)}") from None
+        message = describe_stored_error(folder / SPEC_FILE, error, "the specification of a run")
+        raise ValueError(message) from None
 
 
 def read_result(folder: Path) -> dict[str, Any]:
@@ -492,6 +493,6 @@ def read_result(folder: Path) -> dict[str, Any]:
     try:
         StoredResult.model_validate(result)
     except ValidationError as error:
-        message = format_validation_error(error)
-        raise CorruptFile(f"{path} is not the result of a run: {message}") from None
+        message = describe_stored_error(path, error, "the result of a run")
+        raise CorruptFile(message) from None
     return dict(result)

@@ -102,7 +102,13 @@ def check_settings(path: Path, metadata: Mapping[str, Any], settings: TrainSetti
     try:
         before = metadata["settings"]
         current = settings.model_dump(mode="json")
-        changed = [k for k, v in current.items() if k not in RESUMABLE and before.get(k) != v]
+        unknown = sorted(before.keys() ^ current.keys())
+        if unknown:
+            raise CorruptFile(
+                f"{path} was written by another version of Regard, or edited: its settings differ "
+                f"in {', '.join(unknown)}."
+            )
+        changed = [k for k, v in current.items() if k not in RESUMABLE and before[k] != v]
     except (KeyError, AttributeError) as error:
         raise CorruptFile(f"{path} does not contain its training settings: {error!r}") from None
     if changed:

@@ -66,8 +66,9 @@ class TrainResult(NamedTuple):
         best: Metric of the best evaluation on the validation split.
         best_step: Step of that evaluation; of equal ones that with the lowest loss.
         test: Metric on a random sample of `examples` examples of the test split, with the weights
-            that are kept: the best or the last, see `TrainSettings.keep`.
-        metrics: All metrics on the same examples, by name.
+            that are kept: the best or the last, see `TrainSettings.keep`. None: it has no value on
+            them.
+        metrics: All metrics that have a value on the same examples, by name.
         breakdown: Tables of the metrics that have one, by name, such as F1 by type.
         metric: Name of the first metric, which `best` and `test` are.
         higher_is_better: Direction of that metric.
@@ -82,7 +83,7 @@ class TrainResult(NamedTuple):
     loss: float
     best: float
     best_step: int
-    test: float
+    test: float | None
     examples: int
     metrics: dict[str, float]
     breakdown: dict[str, dict[str, dict[str, float]]]
@@ -173,6 +174,7 @@ class Trainer:
             self._save()
         self.log.close()
         self.test = self.evaluate("test", deadline=self.settings.max_seconds, kept=True)
+        metrics = self.test.values()
         return TrainResult(
             steps=self.step,
             seconds=self.seconds,
@@ -181,9 +183,9 @@ class Trainer:
             loss=self.loss,
             best=next(row["valid"] for row in self.curve if row["step"] == self.best.step),
             best_step=self.best.step,
-            test=self.test.value,
+            test=metrics.get(self.task.metric.name),
             examples=len(self.test.indices),
-            metrics=self.test.values(),
+            metrics=metrics,
             breakdown=self.test.breakdowns(),
             metric=self.task.metric.name,
             higher_is_better=self.task.metric.higher_is_better,
