@@ -236,7 +236,7 @@ def test_train_writes_a_run_and_says_what_came_of_it(tmp_path):
 
 def test_progress_goes_to_stderr_with_loss_speed_and_time(tmp_path):
     """Fails if somebody who waits is told nothing."""
-    shown = run("train", *LM, "--steps", 10, "--out", tmp_path / "x").stderr
+    shown = run("train", *LM, "--steps", 10, "--warmup", 5, "--out", tmp_path / "x").stderr
     assert shown.count("\n") == 14 and all(
         word in shown for word in ("step 10/10", "loss ", "tokens/s", "s left")
     )

@@ -100,8 +100,9 @@ def test_train_predict_and_bad_rows(rows, tmp_path):
     line = json.dumps({"premise": "the red house", "claim": "a house that is red", "id": 3})
     shown = run("predict", tmp_path / "run", "-", "--json", stdin=line + "\n").stdout
     (found,) = json.loads(shown)
-    assert found["row"] == {"premise": "the red house", "claim": "a house that is red"}
-    assert found["label"] in ("yes", "no") and abs(sum(found["probabilities"].values()) - 1) < 1e-6
+    assert found["claim"] == "a house that is red" and found["id"] == 3
+    assert found["predicted_label"] in ("yes", "no")
+    assert abs(sum(found["predicted_probabilities"].values()) - 1) < 1e-6
     loaded = regard.load(tmp_path / "run")
     pair = {"premise": "the red house", "claim": "a house that is red"}
     vector = loaded.embed([pair])
