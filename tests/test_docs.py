@@ -94,8 +94,8 @@ def test_the_task_of_the_page_is_compared_by_the_command(tmp_path):
     page = ROOT / "docs" / "adding-a-task.md"
     data, task = [code for code, _, _ in examples(page)][:2]
     project = next(block[2] for block in BLOCK.finditer(text(page)) if block[1] == "toml")
-    console = next(block[2] for block in BLOCK.finditer(text(page)) if block[1] == "console")
-    command = next(line for line in console.splitlines() if "compare" in line)
+    consoles = "".join(block[2] for block in BLOCK.finditer(text(page)) if block[1] == "console")
+    command = next(line for line in consoles.splitlines() if "compare" in line)
     (tmp_path / "houses.py").write_text(task, encoding="utf-8")
     groups = tomllib.loads(project)["project"]["entry-points"]
     info = tmp_path / "houses-1.0.dist-info"  # what an installation writes

@@ -191,8 +191,8 @@ def _prediction_processor(run: TrainedRun) -> Processor:
         )
     if run.processor is None:
         raise ValueError(
-            f"Task {run.spec.task.name!r} has no inputs of its own: its examples are generated. "
-            f"Evaluate it with: regard eval {run.folder}"
+            f"Task {run.spec.task.name!r} takes no raw inputs: its examples are generated, or "
+            f"it has no processor. Evaluate it with: regard eval {run.folder}"
         )
     return run.processor
 

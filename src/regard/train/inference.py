@@ -216,8 +216,8 @@ def encode_chunks(
     processor = run.processor
     if processor is None:
         raise ValueError(
-            f"Task {run.spec.task.name!r} has no inputs of its own: its examples are generated. "
-            "Evaluate it with: regard eval"
+            f"Task {run.spec.task.name!r} takes no raw inputs: its examples are generated, or "
+            "it has no processor. Evaluate it with: regard eval"
         )
     if isinstance(raw_inputs, str | Mapping | Path):
         raise TypeError(
