@@ -60,14 +60,17 @@ class SDPABackend(Backend[AttentionCall]):
         half = call.q.dtype in (torch.bfloat16, torch.float16)
         is_short = call.k.shape[2] <= MAX_UPCAST_KEYS
         if half and is_short and call.q.device.type == "cpu" and call.needs_grad():
-            q, k, v = map(at_least_float32, (call.q, call.k, call.v))
-            return partial(attend_in_float32, self._prepare_fused(call._replace(q=q, k=k, v=v)))
-        return self._prepare_fused(call)
+            return partial(attend_in_float32, self._prepare_fused(call, torch.float32))
+        return self._prepare_fused(call, call.q.dtype)
 
-    def _prepare_fused(self, call: AttentionCall) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-        """PyTorch's fused kernel for a call."""
+    def _prepare_fused(
+        self, call: AttentionCall, dtype: torch.dtype
+    ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+        """PyTorch's fused kernel for a call whose q, k and v will have this dtype."""
         causal = call.is_plain_causal()
         mask = None if causal else build_mask(call)
+        if mask is not None and mask.is_floating_point():
+            mask = mask.to(dtype)
         grouped = call.group_size() > 1
         if call.sinks is not None:
             return partial(attend_with_sinks, mask=mask, scale=call.scale, sinks=call.sinks)

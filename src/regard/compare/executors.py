@@ -100,7 +100,9 @@ class LocalExecutor(Executor):
 
     def __init__(self, root: Path, jobs: int) -> None:
         self.threads = max(1, (os.cpu_count() or 1) // jobs)
-        self.forks = sys.platform == "linux" and not torch.accelerator.is_available()
+        self.forks = (
+            sys.platform == "linux" and hasattr(os, "fork") and not torch.accelerator.is_available()
+        )
         self.server: ForkServer | None = None
 
     def start(self, folder: Path, seconds: float | None) -> RunHandle:
