@@ -179,6 +179,14 @@ def test_a_killed_process_has_a_reason(tmp_path, victim):
     schedule.close()
 
 
+def test_jobs_share_the_cores_of_the_process(tmp_path, monkeypatch):
+    """Fails if runs in a container, which may use a part of the machine, get threads for all of
+    it."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(6)), raising=False)
+    assert [LocalExecutor(tmp_path, jobs).threads for jobs in (1, 2, 4, 8)] == [6, 3, 1, 1]
+
+
 def test_a_fork_learns_what_a_process_learns(tmp_path):
     """Fails if a run depends on how its process was started, or reads the data of another."""
     runs = planned("linear")

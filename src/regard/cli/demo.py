@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +9,7 @@ import typer
 
 from regard.cli.comparing import compare, format_command
 from regard.cli.output import echo
+from regard.environment import cores
 
 
 def demo(
@@ -34,7 +34,7 @@ def demo(
         "dim": 32,
         "heads": 2,
         "position": "rope",  # all of these mixers take it, and dense softmax needs it here
-        "jobs": min(2, os.cpu_count() or 1),
+        "jobs": min(2, cores()),
         "out": out,
     }
     echo(f"{format_command(compare, arguments)}\n")

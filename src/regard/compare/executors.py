@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from regard.compare.fork_server import ForkServer
+from regard.environment import cores
 from regard.errors import check_int, check_positive, did_you_mean
 from regard.models import ModuleSpec
 
@@ -99,7 +100,7 @@ class LocalExecutor(Executor):
     has_queue = False
 
     def __init__(self, root: Path, jobs: int) -> None:
-        self.threads = max(1, (os.cpu_count() or 1) // jobs)
+        self.threads = max(1, cores() // jobs)
         self.forks = (
             sys.platform == "linux" and hasattr(os, "fork") and not torch.accelerator.is_available()
         )
