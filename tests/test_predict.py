@@ -346,3 +346,31 @@ def test_read_inputs_reads_as_it_goes(tmp_path):
     inputs = read_inputs(TextProcessor(ByteTokenizer(), 4), sources=[str(path)])
     assert next(inputs).raw == "a"
     assert "line 2" in next(inputs).error
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-16", "latin-1"])
+def test_standard_input_is_read_as_a_file(tmp_path, monkeypatch, encoding):
+    """Fails if the two differ: in lines, the byte-order mark, or the encoding of the task."""
+    text = "é one\r\n\r\ntwo\rthree\nfour"
+    content = text.encode("utf-8-sig" if encoding == "utf-8" else encoding)
+    (tmp_path / "x.txt").write_bytes(content)
+    found = []
+    for source in (str(tmp_path / "x.txt"), "-"):
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content), "utf-8"))
+        processor = TextProcessor(ByteTokenizer(), 4)
+        inputs = read_inputs(processor, sources=[source], encoding=encoding)
+        found.append([each.raw for each in inputs])
+    assert found == [["é one", "", "two\rthree", "four"]] * 2
+
+
+def test_standard_input_in_another_encoding_is_named(monkeypatch):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"ein h\xfcnd\n"), "utf-8"))
+    (found,) = read_inputs(TextProcessor(ByteTokenizer(), 4), sources=["-"])
+    assert found.error.startswith("standard input is not utf-8")
+
+
+def test_json_lines_of_standard_input_may_have_any_characters(monkeypatch):
+    content = json.dumps({"x": "a\u2028b"}, ensure_ascii=False).encode()
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content), "utf-8"))
+    (found,) = read_inputs(TextProcessor(ByteTokenizer(), 4), sources=["-"], column="x")
+    assert found.raw == "a\u2028b"

@@ -150,3 +150,22 @@ def test_bad_arguments_are_named(tmp_path, arguments, words):
 def test_real_pairs():
     task = make(real("multi30k") / "multi30k", tokenizer="byte", length=16)
     assert [task.size(split) for split in SPLITS] == [29_000, 1014, 3532]
+
+
+def test_a_carriage_return_inside_a_line_ends_no_line(tmp_path):
+    lines = {"de": [f"ein {i}" for i in range(40)], "en": [f"one {i}" for i in range(40)]}
+    lines["de"][3] = "ein\r3"
+    lines["en"][30] = "one\r30"
+    for name, each in lines.items():
+        (tmp_path / f"train.{name}").write_bytes("".join(f"{line}\n" for line in each).encode())
+    task = create_task("seq2seq", data=tmp_path, source="de", target="en", tokenizer="byte")
+    pairs = [pair for split in SPLITS for _, pair in task.source.walk(split)]
+    assert len(pairs) == 40
+    assert all(pair.source[4:] == pair.target[4:] for pair in pairs)
+
+
+def test_names_of_languages_may_have_capitals(tmp_path):
+    for name in ("de_DE", "en_US"):
+        (tmp_path / f"train.{name}").write_text("".join(f"{name} {i}\n" for i in range(40)))
+    task = create_task("seq2seq", data=tmp_path, source="de_DE", target="en_US", tokenizer="byte")
+    assert sum(map(task.size, SPLITS)) == 40

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -12,7 +13,7 @@ from typing import IO, Any
 import typer
 
 from regard.tasks.corpus import TEXT_SUFFIXES
-from regard.tasks.files import existing_path, file_type, open_text
+from regard.tasks.files import existing_path, file_type, is_utf8, open_text
 from regard.tasks.processors import Processor
 from regard.tasks.rows import (
     HUGGING_FACE,
@@ -63,7 +64,7 @@ def read_inputs(
         column: The column of the text; standard input then has rows. None: standard input has one
             text per line.
         default_column: The column of the text in other rows, if `column` is None.
-        encoding: Encoding of the files.
+        encoding: Encoding of the files and of standard input.
     """
     takes_texts = not processor.columns and not processor.suffixes
     if texts and not takes_texts:
@@ -102,7 +103,8 @@ def _read_rows(
     """The rows of a source. A table without one of the columns is a ValueError; of JSON, whose rows
     may differ, only the rows without it are inputs with an error."""
     if source == STDIN:
-        text = typer.get_text_stream("stdin").read().removeprefix("\ufeff")
+        with _open_stdin(encoding) as file:
+            text = file.read()
         is_table = not text.lstrip().startswith("{")
         readers = [_parse_rows(text, is_table=is_table)]
     else:
@@ -128,7 +130,7 @@ def _parse_rows(text: str, *, is_table: bool) -> RowReader:
     """The rows of standard input: CSV with a header, or JSON lines."""
     if is_table:
         return parse_csv(io.StringIO(text, newline=""), "standard input")
-    return parse_json_lines(text.splitlines(), "standard input")
+    return parse_json_lines(text.split("\n"), "standard input")
 
 
 # ------------------------------------------------------------------------------------------ texts
@@ -137,12 +139,13 @@ def _read_texts(
 ) -> Iterator[RawInput]:
     """The lines of a text file, or a column of rows."""
     if source == STDIN and column is None:
-        yield from _read_lines(typer.get_text_stream("stdin"), "standard input")
+        with _open_stdin(encoding) as file:
+            yield from _read_lines(file, "standard input")
         return
     if source != STDIN and not source.startswith(HUGGING_FACE):
         path = existing_path(source)
         if path.is_file() and file_type(path) in TEXT_SUFFIXES:
-            with open_text(path, encoding) as file:
+            with open_text(path, encoding, newline="\n") as file:
                 yield from _read_lines(file, str(path))
             return
     name = column or default_column
@@ -151,6 +154,19 @@ def _read_texts(
         return "" if row[name] is None else str(row[name])
 
     yield from _read_rows(source, encoding, [name], to_text)
+
+
+@contextmanager
+def _open_stdin(encoding: str) -> Iterator[IO[str]]:
+    """Standard input as text with its line endings, without a byte-order mark."""
+    codec = "utf-8-sig" if is_utf8(encoding) else encoding
+    stream = io.TextIOWrapper(typer.get_binary_stream("stdin"), encoding=codec, newline="\n")
+    try:
+        yield stream
+    except UnicodeError as error:
+        raise ValueError(f"standard input is not {encoding}: {error}") from None
+    finally:
+        stream.detach()
 
 
 def _read_lines(file: IO[str], source: str) -> Iterator[RawInput]:

@@ -96,12 +96,15 @@ def read_chunks(path: Path) -> Iterator[bytes]:
 
 
 @contextmanager
-def open_text(path: Path, encoding: str = "utf-8") -> Iterator[IO[str]]:
-    """Open a file as text, with its line endings; decoding errors give the offset and the line."""
+def open_text(path: Path, encoding: str = "utf-8", newline: str = "") -> Iterator[IO[str]]:
+    """Open a file as text, with its line endings; decoding errors give the offset and the line.
+
+    A line ends at "\\n", "\\r\\n" or "\\r"; with newline="\\n" only there, as `wc -l` counts.
+    """
     codec = "utf-8-sig" if is_utf8(encoding) else encoding
     with open_bytes(path) as file:
         try:
-            yield io.TextIOWrapper(file, encoding=codec, newline="")
+            yield io.TextIOWrapper(file, encoding=codec, newline=newline)
         except UnicodeError as error:
             for _ in decode_chunks(read_chunks(path), str(path), encoding):
                 pass  # raises an error with the position

@@ -683,7 +683,7 @@ def _read_pairs(
     if not str(data).startswith(HUGGING_FACE) and existing_path(data).is_dir():
         folder = existing_path(data)
         types = {file_type(file).removeprefix(".") for file in folder.iterdir() if file.is_file()}
-        if source not in types and {f".{each}" for each in types} & set(READERS):
+        if source.lower() not in types and {f".{each}" for each in types} & set(READERS):
             folder = None
     if folder is None:
         if test is not None:
@@ -693,7 +693,7 @@ def _read_pairs(
     pairs: dict[str, list[tuple[Path, Path]]] = {}
     sides = [
         {split: {_stem(file): file for file in files} for split, files in found.items()}
-        for found in (files_by_split(folder, [f".{name}"]) for name in (source, target))
+        for found in (files_by_split(folder, [f".{name.lower()}"]) for name in (source, target))
     ]
     for split in sides[0].keys() | sides[1].keys():
         first, second = (side.get(split, {}) for side in sides)
@@ -716,7 +716,11 @@ def _read_pairs(
 
     def read(pairs: list[tuple[Path, Path]]) -> RowIterator:
         for first, second in pairs:
-            with open_text(first, encoding) as lines, open_text(second, encoding) as others:
+            # a carriage return inside a sentence ends no line
+            with (
+                open_text(first, encoding, newline="\n") as lines,
+                open_text(second, encoding, newline="\n") as others,
+            ):
                 for number, (line, other) in enumerate(zip_longest(lines, others), 1):
                     if line is None or other is None:
                         longer, shorter = (second, first) if line is None else (first, second)
