@@ -10,10 +10,12 @@ from typer.testing import CliRunner
 
 from real import real
 from regard.cli import app
+from regard.cli.alignment_figure import plot_alignments
 from regard.errors import Unsupported
 from regard.models import ModelConfig, build, load, save
 from regard.models.losses import cross_entropy_loss
 from regard.tasks import create_task
+from regard.tasks.alignment import WordAlignment
 from regard.tasks.base import SPLITS
 from regard.train import TrainSettings
 from regard.train.inference import load_run
@@ -34,9 +36,11 @@ def write_pairs(folder, count=60, seed=0):
     return folder
 
 
+ARGUMENTS = {"source": "de", "target": "en", "tokenizer": "char", "length": 32, "beams": 2}
+
+
 def make(folder, **arguments):
-    defaults = {"source": "de", "target": "en", "tokenizer": "char", "length": 32, "beams": 2}
-    return create_task("translate", data=folder, **defaults | arguments)
+    return create_task("translate", data=folder, **ARGUMENTS | arguments)
 
 
 @pytest.fixture
@@ -298,6 +302,27 @@ def test_the_alignment_of_reversed_words_runs_from_right_to_left(tmp_path):
     assert picture.read_bytes().startswith(b"\x89PNG")
     wrong = runner.invoke(app, [*words[:-1], "out.gif"])
     assert wrong.exit_code == 1 and "Cannot draw to out.gif" in wrong.stderr
+    wrong = runner.invoke(app, [*words[:-1], "none/out.png"])
+    assert "there is no folder none" in wrong.stderr and not wrong.stdout
+
+
+def test_models_without_an_alignment_are_refused_before_they_predict(folder, tmp_path):
+    spec = RunSpec(
+        task={"name": "translate", "arguments": {**ARGUMENTS, "data": str(folder)}},
+        rnn={"attention": False},
+        dim=8,
+        settings=TrainSettings(steps=1, batch_size=4, eval_examples=2, device="cpu"),
+    )
+    run_training(spec, tmp_path / "run")
+    words = ["predict", str(tmp_path / "run"), "--text", "red dog", "--alignment", "x.html"]
+    found = CliRunner().invoke(app, words)
+    assert found.exit_code == 1 and "no cross-attention map" in found.stderr and not found.stdout
+
+
+def test_words_of_a_figure_are_no_formulas(tmp_path):
+    pytest.importorskip("matplotlib")
+    alignment = WordAlignment(["$$", "$x_$"], ["$\\none$"], [[0.5, 0.5]])
+    plot_alignments([alignment], tmp_path / "x.png")
 
 
 # ------------------------------------------------------------ batches and loss

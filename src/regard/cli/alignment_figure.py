@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import cast
 
@@ -20,7 +21,7 @@ INCHES_PER_WORD = 0.32
 
 
 def check_alignment(run: TrainedRun, path: Path) -> None:
-    """Raise a ValueError if there is nothing to align, or no way to write the file."""
+    """Raise an error if the model has no alignment, or there is no way to write the file."""
     if not isinstance(run.processor, TextToTextProcessor):
         raise ValueError(
             f"--alignment is for tasks that write a text for a text, such as translate, not "
@@ -28,6 +29,11 @@ def check_alignment(run: TrainedRun, path: Path) -> None:
         )
     if path.suffix.lower() not in FIGURE_TYPES:
         raise ValueError(f"Cannot draw to {path}: {did_you_mean(path.suffix, FIGURE_TYPES)}")
+    if not path.parent.is_dir():
+        raise ValueError(f"Cannot draw to {path}: there is no folder {path.parent}.")
+    if path.suffix.lower() != ".html" and find_spec("matplotlib") is None:
+        raise ImportError("--alignment needs the package matplotlib: pip install 'regard[plot]'")
+    run.processor.align(cast(EncoderDecoder, run.model), "a", "a")  # refuses a model without a map
 
 
 def draw_alignments(run: TrainedRun, pairs: Sequence[tuple[str, str]], path: Path) -> None:
@@ -57,13 +63,9 @@ def write_html(alignments: Sequence[WordAlignment], path: Path) -> None:
 
 def plot_alignments(alignments: Sequence[WordAlignment], path: Path) -> None:
     """Write a figure with a grey picture for each alignment, as in Bahdanau et al. 2015."""
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise ImportError(
-            "--alignment needs the package matplotlib: pip install 'regard[plot]'"
-        ) from None
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
     width = INCHES_PER_WORD * max(len(each.source) for each in alignments) + 2
     heights = [INCHES_PER_WORD * len(each.target) + 1.5 for each in alignments]
     figure = Figure(figsize=(width, sum(heights)), layout="constrained")
@@ -71,7 +73,7 @@ def plot_alignments(alignments: Sequence[WordAlignment], path: Path) -> None:
     axes = figure.subplots(len(alignments), height_ratios=heights, squeeze=False)[:, 0]
     for axis, each in zip(axes, alignments, strict=True):
         axis.imshow(np.array(each.weights), cmap="gray", vmin=0, vmax=1, aspect="auto")
-        axis.set_xticks(range(len(each.source)), each.source, rotation=90)
-        axis.set_yticks(range(len(each.target)), each.target)
+        axis.set_xticks(range(len(each.source)), each.source, rotation=90, parse_math=False)
+        axis.set_yticks(range(len(each.target)), each.target, parse_math=False)
         axis.xaxis.tick_top()
     figure.savefig(path, dpi=150)
