@@ -150,6 +150,7 @@ def test_train_and_predict(data, tmp_path):
     shown = CliRunner().invoke(app, arguments)
     assert shown.exit_code == 0, shown.output
     assert len(json.loads(shown.stdout)) == 60
+    assert "60 of 60 texts have more than 40 tokens" in shown.stderr
 
 
 def test_real_dialogues():

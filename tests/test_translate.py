@@ -287,9 +287,16 @@ def test_the_alignment_of_reversed_words_runs_from_right_to_left(tmp_path):
     places = np.array(alignment.weights) @ np.arange(3)
     assert (np.diff(places) < -0.2).all() and places[0] > 1.5 and places[-1] < 1
 
+    runner = CliRunner()
+    words = ["eval", str(tmp_path / "run"), "--max-examples", "2"]
+    signature = result["signatures"]["bleu"]
+    assert f"bleu: {signature}\n" in runner.invoke(app, words).stdout
+    shown = json.loads(runner.invoke(app, [*words, "--json"]).stdout)
+    assert shown["signatures"]["bleu"] == signature
+
     texts = tmp_path / "in.txt"
     texts.write_text("dog red tree\n\nsea blue cat\n")
-    page, runner = tmp_path / "out.html", CliRunner()
+    page = tmp_path / "out.html"
     words = ["predict", str(tmp_path / "run"), str(texts), "--alignment", str(page)]
     found = runner.invoke(app, words)
     assert found.exit_code == 0, found.output

@@ -146,8 +146,8 @@ def predict(
             draw_alignments(run, aligned, alignment)
     if truncated:
         echo(
-            f"note: {truncated:,} of {count:,} texts have more than {processor.length} tokens; "
-            "the model did not see the rest.",
+            f"note: {truncated:,} of {count:,} texts have more than {processor.source_length:,} "
+            "tokens; the model did not see the rest.",
             err=True,
         )
     if empty and not writes_text:

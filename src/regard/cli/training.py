@@ -523,10 +523,14 @@ def eval_command(
             batch_size=batch_size,
             dtype=dtype,
         )
+    signatures = {each.name: each.signature for each in task.metrics if each.signature}
     if json:
         names = {"task": run.spec.task.name, "mixer": run.spec.mixer.name}
-        print_json({"folder": str(folder), **names, **metrics})
+        more = {"signatures": signatures} if signatures else {}
+        print_json({"folder": str(folder), **names, **metrics, **more})
         return
     _print_breakdowns(metrics)
     numbers = {k: value for k, value in metrics.items() if isinstance(value, float)}
     echo(f"{describe_values(task, numbers)} over {metrics['examples']:,} examples of {split}")
+    for name, signature in signatures.items():
+        echo(f"{name}: {signature}")
