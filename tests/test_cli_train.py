@@ -634,8 +634,19 @@ def test_a_speaker_reads_half_again_when_its_window_is_full(speaks):
         logits[:2] = -torch.inf
         assert int(logits.argmax()) == whole[at]
         seen = seen + 1 if seen < 24 else 12
-    long = codec.encode("the dog sees the cat and more of it all")
-    assert len(generate(step, [(long[:30]).tolist()], max_new_tokens=3)[0].tokens) == 3
+    long = codec.encode("the dog sees the cat and more of it all").tolist()
+    prompts = [long[:30], long[:5], long[3:]]
+    together = generate(step, prompts, max_new_tokens=40)
+    for prompt, found in zip(prompts, together, strict=True):
+        assert generate(step, [prompt], max_new_tokens=40)[0].tokens == found.tokens
+
+
+def test_a_prompt_longer_than_the_context_is_noted(speaks):
+    shown = run("generate", speaks, "--prompt", "the dog sees the cat and more", "--json")
+    assert "the prompt has 29 tokens, but the model reads at most 24: it sees the last 16" in (
+        shown.stderr
+    )
+    assert not run("generate", speaks, "--prompt", "the dog sees the cat and").stderr
 
 
 def test_generate_with_beams_stops_and_the_best(speaks):

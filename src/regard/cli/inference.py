@@ -49,6 +49,7 @@ from regard.tasks.tokenizers import Tokenizer
 from regard.train.inference import (
     InputError,
     TrainedRun,
+    context_start,
     generation_step,
     load_run,
     predict_each,
@@ -351,6 +352,12 @@ def _run_generator(
     assert isinstance(run.processor, TextProcessor)
     tokenizer = run.processor.tokenizer
     tokens = _encode_prompt(prompt, tokenizer)
+    if cut := context_start(len(tokens), run.processor.length):
+        echo(
+            f"note: the prompt has {len(tokens):,} tokens, but the model reads at most "
+            f"{run.processor.length:,}: it sees the last {len(tokens) - cut:,}.",
+            err=True,
+        )
     return TextGenerator(step, tokens, lambda new: tokenizer.decode(new), (), run.device)
 
 

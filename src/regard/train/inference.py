@@ -264,10 +264,19 @@ def predict_each(
 
 # ---------------------------------------------------------------------------------------- generate
 class GenerationState(NamedTuple):
-    """The tokens (b, n) that the model still sees, and its stream state after them."""
+    """The tokens (b, n) that the model still sees, the position of the first of them, and its
+    stream state after them."""
 
     tokens: Tensor
+    start: int
     stream: Any
+
+
+def context_start(position: int, length: int) -> int:
+    """Where the context of a text of `position` tokens starts. It moves when it is full, and half
+    of it is kept: it depends on nothing else, so a text continues alone as in a batch."""
+    stride = length + 1 - max(1, length // 2)
+    return max(0, math.ceil((position - length) / stride)) * stride
 
 
 def generation_step(run: TrainedRun) -> DecodingStep:
@@ -293,14 +302,15 @@ def generation_step(run: TrainedRun) -> DecodingStep:
     def step(tokens: Tensor, state: GenerationState | None) -> tuple[Tensor, GenerationState]:
         if isinstance(state, JoinedState):
             return run_by_group(lambda group, tokens: step(tokens, group), state, tokens)
-        before = tokens[:, :0] if state is None else state.tokens
-        context, stream = torch.cat((before, tokens), 1), None if state is None else state.stream
-        if context.shape[1] > processor.length:
-            context = context[:, -max(1, processor.length // 2) :]
-            stream, tokens = None, context
+        before, start, stream = (tokens[:, :0], 0, None) if state is None else state
+        context = torch.cat((before, tokens), 1)
+        new_start = context_start(start + context.shape[1], processor.length)
+        if new_start > start:
+            context = context[:, new_start - start :]
+            stream, tokens, start = None, context, new_start
         with autocast(run.device, run.dtype):
             logits, stream = model.stream(tokens, stream) if can_stream else (model(context), None)
         logits = logits[:, -1:].index_fill(-1, excluded, -math.inf)
-        return logits, GenerationState(context, stream)
+        return logits, GenerationState(context, start, stream)
 
     return step
