@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -823,3 +824,15 @@ def test_model_may_return_last_logits_only():
     assert generate(last, PROMPTS, max_new_tokens=3) == generate(
         tiny.step, PROMPTS, max_new_tokens=3
     )
+
+
+def test_all_end_tokens_of_a_transformers_model_end_the_text():
+    pytest.importorskip("transformers")
+    from regard.hf.decoding import end_tokens
+
+    tokenizer, model = SimpleNamespace(eos_token_id=2), nn.Identity()
+    assert end_tokens(model, tokenizer) == (2,)
+    for configured, expected in (([7, 2], (2, 7)), (5, (2, 5)), (None, (2,))):
+        model.generation_config = SimpleNamespace(eos_token_id=configured)
+        assert end_tokens(model, tokenizer) == expected
+    assert end_tokens(nn.Identity(), SimpleNamespace(eos_token_id=None)) == ()

@@ -376,7 +376,7 @@ def _transformers_generator(
 ) -> TextGenerator:
     """A causal language model of transformers, which stops at its end of text."""
     from regard.cli.swap import load_model
-    from regard.hf.decoding import decoding_step
+    from regard.hf.decoding import decoding_step, end_tokens
     from regard.hf.model_inputs import max_length
 
     model, tokenizer, _ = load_model(name)
@@ -402,8 +402,7 @@ def _transformers_generator(
     def decode(new: list[int]) -> str:  # after the prompt, so that a first space is kept
         return str(tokenizer.decode([*tokens, *new]))[start:]
 
-    end = () if tokenizer.eos_token_id is None else (int(tokenizer.eos_token_id),)
-    return TextGenerator(step, tokens, decode, end, device)
+    return TextGenerator(step, tokens, decode, end_tokens(model, tokenizer), device)
 
 
 def _encode_prompt(prompt: str, tokenizer: Tokenizer) -> list[int]:

@@ -127,3 +127,12 @@ def check_causal_lm(model: nn.Module) -> None:
             f"{name} is no causal language model: a model such as LlamaForCausalLM or "
             "GPT2LMHeadModel is needed."
         )
+
+
+def end_tokens(model: nn.Module, tokenizer: Any) -> tuple[int, ...]:
+    """The tokens that end a text: that of the tokenizer, and those of the generation settings,
+    which are several for chat models."""
+    found = [tokenizer.eos_token_id]
+    configured = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
+    found += configured if isinstance(configured, list | tuple) else [configured]
+    return tuple(sorted({int(token) for token in found if token is not None}))
