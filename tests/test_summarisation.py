@@ -57,6 +57,15 @@ def test_texts_and_summaries_have_lengths_of_their_own(data):
     assert torch.equal(encoded["source"], example.inputs["source"])
 
 
+def test_unknown_characters_are_counted(tmp_path):
+    pytest.importorskip("rouge_score")
+    write(tmp_path / "train.jsonl", rows(20))
+    write(tmp_path / "valid.jsonl", rows(2))
+    write(tmp_path / "test.jsonl", [*rows(2), {"dialogue": "Ça va?", "summary": "Où?"}])
+    task = create_task("summarise", data=tmp_path, **ARGUMENTS)
+    assert "2 texts and summaries have characters" in " ".join(task.notes())
+
+
 def test_references_are_a_list_or_in_numbered_columns(tmp_path):
     pytest.importorskip("rouge_score")
     content = rows(40)

@@ -39,7 +39,7 @@ from regard.tasks.row_splits import (
 )
 from regard.tasks.rows import RowIterator, Rows, read_rows
 from regard.tasks.text_codes import codes_of_texts, texts_of_codes
-from regard.tasks.tokenizers import Tokenizer, tokenizer_from_dict, train_tokenizer
+from regard.tasks.tokenizers import EMPTY, Tokenizer, tokenizer_from_dict, train_tokenizer
 from regard.tasks.translation import TEXT, TextToTextProcessor
 
 LONGEST = "longest line"
@@ -182,6 +182,7 @@ class Summarisation(Task):
             Bits(trained.unit, units),
         )
         self.truncated = {"texts": 0, "summaries": 0}
+        self.unknown = 0
         self.documents = {split: self._encode_split(split) for split in SPLITS}
         self.lengths = {
             split: np.array([(len(each.source), len(each.target)) for each in found])
@@ -195,6 +196,9 @@ class Summarisation(Task):
         for _, document in self.source.walk(split):
             source = processor.tokenizer.encode(document.text)
             target = processor.tokenizer.encode(document.summaries[0])
+            if processor.tokenizer.unit == "character":
+                self.unknown += EMPTY in source
+                self.unknown += EMPTY in target
             self.truncated["texts"] += len(source) > processor.source_length
             self.truncated["summaries"] += len(target) >= processor.length
             content = "\0".join((document.text, document.summaries[0]))
@@ -274,6 +278,11 @@ class Summarisation(Task):
                     f"{count:,} of {total:,} {name} have more than {length:,} tokens and are "
                     "truncated."
                 )
+        if self.unknown:
+            notes.append(
+                f"{self.unknown:,} texts and summaries have characters that do not occur in the "
+                "training split."
+            )
         return notes
 
     def render(self, example: Example, prediction: Prediction | None = None) -> Rendered:
