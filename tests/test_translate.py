@@ -240,6 +240,20 @@ def test_the_encoder_may_have_a_mixer_of_its_own(folder):
         tiny_model(task, rnn={}, heads=2)
 
 
+def test_a_mixer_without_padding_mask_is_refused_before_training(folder, tmp_path):
+    arguments = {**ARGUMENTS, "data": str(folder), "test": "test_2016"}
+    spec = RunSpec(
+        task={"name": "translate", "arguments": arguments},
+        encoder_mixer="fnet",
+        dim=8,
+        heads=2,
+        settings=TrainSettings(steps=1, device="cpu"),
+    )
+    with pytest.raises(Unsupported, match="differ in length and fnet does not support a padding"):
+        run_training(spec, tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
 # ------------------------------------------------------------ the picture
 def test_weights_of_tokens_are_summed_over_source_words_and_averaged_over_target_words(folder):
     task = make(folder, tokenizer="byte")

@@ -15,14 +15,12 @@ from pydantic import Field
 from regard.errors import Unsupported
 from regard.models import ModuleSpec, build
 from regard.models.config import Depth, Probability, Size, StrictModel
-from regard.models.model import outer_mixers
 from regard.plugins import PluginFile
 from regard.tasks import Task, create_task, find_task
-from regard.train.run import RunSpec, model_config
+from regard.train.run import RunSpec, check_mask, model_config, needs_padding
 from regard.train.settings import Positive, TrainSettings
 
 RUNS_DIR = "runs"  # in the folder of a comparison
-PADDING_SAMPLE = 64  # training examples checked for different lengths
 DENSE_MIXER = ModuleSpec(name="vanilla")  # dense softmax attention, part of every comparison
 Preference = Literal["score", "speed", "memory", "latency"]
 PARTS = ("mixer", "encoder_mixer", "position", "norm", "ffn", "residual", "stack")  # what can vary
@@ -332,13 +330,13 @@ def _fit_candidates(
     """Yield the FFN width of each candidate's model (None: the default), or why it cannot be
     built."""
     task = cached_task(task_spec)
-    sample = task.batch("train", range(min(PADDING_SAMPLE, task.size("train"))))
+    pads = needs_padding(task)
     target: int | None = None
     for candidate in candidates:  # the reference is the first
         spec = _run_spec(plan, task_spec, candidate, 0, None)
         try:
-            if sample.inputs.get("mask") is not None:
-                check_mask(spec, task)
+            if pads:
+                check_mask(spec, build(model_config(spec, task)))
             if target is None or not plan.match_params or spec.ffn is None:
                 count = count_parameters(spec, task)  # raises if the model cannot be built
                 target = count if target is None else target
@@ -347,16 +345,6 @@ def _fit_candidates(
                 yield matching_ffn_width(target, spec, task), ""
         except Unsupported as refusal:
             yield None, str(refusal)
-
-
-def check_mask(spec: RunSpec, task: Task) -> None:
-    """Raise `Unsupported` if the mixer takes no padding mask."""
-    for mixer in outer_mixers(build(model_config(spec, task))):
-        if (reason := mixer.can.reason("mask")) is not None:
-            raise Unsupported(
-                f"The examples of {spec.task.name} differ in length and {spec.mixer.name} does not "
-                f"support a padding mask: {reason}"
-            )
 
 
 def count_parameters(spec: RunSpec, task: Task) -> int:

@@ -26,7 +26,7 @@ from safetensors.torch import save as serialize
 
 from regard.device import describe_device, peak_memory, reset_peak_memory
 from regard.environment import environment, peak_bytes
-from regard.errors import describe_stored_error, format_validation_error
+from regard.errors import Unsupported, describe_stored_error, format_validation_error
 from regard.json_files import PARTIAL_PREFIX, CorruptFile, name_file, read_json, write_json
 from regard.models import Model, ModelConfig, ModuleSpec, build, save
 from regard.models.config import (
@@ -40,6 +40,7 @@ from regard.models.config import (
     StrictModel,
     TokenInput,
 )
+from regard.models.model import Seq2Seq, outer_mixers
 from regard.models.serialization import (
     CONFIG_NAME,
     check_replaceable,
@@ -70,6 +71,7 @@ from regard.train.transfer import (
 
 SPEC_FILE, RESULT_FILE, MODEL_DIR, TASK_FILE = "spec.json", "result.json", "model", "task.json"
 TEST_FILE = "test.safetensors"
+PADDING_SAMPLE = 64  # training examples checked for different lengths
 MIN_SECONDS = 1.0  # of training, however late the run starts
 EXIT_SECONDS = 0.5  # to write the model and end the process
 
@@ -262,6 +264,26 @@ def rnn_config(spec: RunSpec, task: Task) -> ModelConfig:
     )
 
 
+def needs_padding(task: Task) -> bool:
+    """Whether examples of the training split differ in length."""
+    batch = task.batch("train", range(min(PADDING_SAMPLE, task.size("train"))))
+    return batch.inputs.get("mask") is not None
+
+
+def check_mask(spec: RunSpec, model: Model) -> None:
+    """Raise `Unsupported` if a mixer of the model takes no padding mask."""
+    encoder = model.encoder if isinstance(model, Seq2Seq) else None
+    of_encoder = [] if encoder is None else outer_mixers(encoder)
+    for mixer in outer_mixers(model):
+        if (reason := mixer.can.reason("mask")) is not None:
+            in_encoder = any(mixer is each for each in of_encoder)
+            named = (spec.encoder_mixer if in_encoder else None) or spec.mixer
+            raise Unsupported(
+                f"The examples of {spec.task.name} differ in length and {named.name} does not "
+                f"support a padding mask: {reason}"
+            )
+
+
 def _scale_embeddings(source: InputConfig | None, position: ModuleSpec) -> Any:
     """Scale token embeddings for sinusoids, which have amplitude 1 and would outweigh them."""
     if isinstance(source, TokenInput) and position.name in ("sinusoid", "sinusoid_2d"):
@@ -318,6 +340,8 @@ def run_training(
         reset_peak_memory(group.device)
         idle_bytes = device_peak_bytes(group.device)
         model = build(model_config(spec, task))
+        if needs_padding(task):
+            check_mask(spec, model)
         transfer = None
         if spec.pretrained is not None and (restart or not list_checkpoints(folder / CHECKPOINTS)):
             transfer = load_pretrained(model, task, Path(spec.pretrained), on_warning)
