@@ -230,6 +230,18 @@ def test_recurrent_models_refuse_parts_of_attention_layers(change, words):
         rnn_config(True).replace(**change)
 
 
+@pytest.mark.parametrize("option", ["layers", "mixer", "position"])
+def test_options_of_attention_layers_are_refused_with_their_defaults_too(folder, tmp_path, option):
+    config = tmp_path / "rnn.json"
+    config.write_text('{"rnn": {"attention": true}, "dim": 8}')
+    value = {"layers": "2", "mixer": "vanilla", "position": "learned"}[option]
+    task = "translate:source=de:target=en:tokenizer=char"
+    words = ["train", "--task", task, "--data", str(folder), "--config", str(config)]
+    out = ["--steps", "1", "--out", str(tmp_path / "run")]
+    found = CliRunner().invoke(app, [*words, f"--{option}", value, *out])
+    assert found.exit_code == 1 and f"(rnn) has no {option}" in found.stderr
+
+
 def test_the_encoder_may_have_a_mixer_of_its_own(folder):
     task = make(folder)
     model = tiny_model(task, encoder_mixer="fnet", encoder_layers=2)

@@ -35,6 +35,7 @@ from regard.train.run import (
     read_model_settings,
     read_result,
     read_spec,
+    refuse_attention_settings,
     run_training,
 )
 from regard.train.settings import UNLIMITED_STEPS, parse_settings
@@ -253,7 +254,10 @@ def train(
                 task_spec = inherit_arguments(from_, task_spec)
             if config is not None:
                 model |= read_model_settings(config)
-            model |= {name: each for name, each in options.items() if _is_given(context, name)}
+            given = {name: each for name, each in options.items() if _is_given(context, name)}
+            if model.get("rnn") is not None:
+                refuse_attention_settings(given)
+            model |= given
             spec = RunSpec(
                 task=task_spec,
                 **model,

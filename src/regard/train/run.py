@@ -15,7 +15,7 @@ from __future__ import annotations
 import inspect
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
@@ -237,11 +237,20 @@ def model_config(spec: RunSpec, task: Task) -> ModelConfig:
     )
 
 
+def refuse_attention_settings(names: Iterable[str]) -> None:
+    """Raise a ValueError if one of the settings is none of a recurrent model."""
+    for name in names:
+        if name in ATTENTION_SETTINGS:
+            raise ValueError(f"A recurrent model (rnn) has no {name}: leave it out.")
+
+
 def rnn_config(spec: RunSpec, task: Task) -> ModelConfig:
     """The recurrent model for a task of text pairs."""
-    for name in ATTENTION_SETTINGS:
-        if getattr(spec, name) != ModelSettings.model_fields[name].get_default():
-            raise ValueError(f"A recurrent model (rnn) has no {name}: leave it out.")
+    refuse_attention_settings(
+        name
+        for name in ATTENTION_SETTINGS
+        if getattr(spec, name) != ModelSettings.model_fields[name].get_default()
+    )
     needs = task.needs
     source, target = (
         # of standard deviation 1, as the states
