@@ -5,7 +5,8 @@
 trains a recurrent network with one fixed context vector (Cho et al. 2014), one with attention
 (Bahdanau et al. 2015), and Transformers with dense, local and linear attention, each for the same
 time, on lower-cased texts. Every score is stored at once in OUT/scores.json, and the same command
-continues where it stopped. `--plot` draws OUT/translation.png from the scores that exist.
+continues where it stopped; with other options it needs another --out. `--plot` draws
+OUT/translation.png from the scores that exist.
 
 The curves are BLEU of greedy search on 200 validation sentences, at each tenth of the time. BLEU by
 the number of words of the source is that of beam search on the whole test split.
@@ -25,7 +26,7 @@ from regard.errors import did_you_mean
 from regard.json_files import read_json, write_json
 from regard.train import TrainSettings
 from regard.train.inference import load_run
-from regard.train.run import RunSpec, build_task, run_training
+from regard.train.run import SPEC_FILE, RunSpec, build_task, read_spec, run_training
 
 TRANSFORMER = {"dim": 192, "heads": 4, "layers": 3, "position": "sinusoid"}
 LOCAL = {"name": "local", "arguments": {"window": 8}}
@@ -155,10 +156,12 @@ def main() -> None:
     scores: dict[str, Any] = read_json(path) if path.exists() else {}
     if not options.plot:
         for name in names:
+            folder, spec = options.out / name.replace(" ", "-"), run_spec(name, options)
+            if (folder / SPEC_FILE).exists() and read_spec(folder) != spec:
+                parser.error(f"{folder} was trained with other options: choose another --out")
             if name in scores:
                 continue
-            folder = options.out / name.replace(" ", "-")
-            result = run_training(run_spec(name, options), folder)
+            result = run_training(spec, folder)
             kept = ("curve", "steps", "seconds", "tokens", "parameters")
             scores[name] = {each: result[each] for each in kept}
             scores[name] |= score_test(folder, options.dtype)
@@ -167,10 +170,14 @@ def main() -> None:
             print(f"{name}: BLEU {bleu:.2f} after {steps:,} steps", flush=True)
     if scores:
         plot(scores, options.out / "translation.png")
+    task = build_task(run_spec(names[0], options))
     print("| model | parameters | steps | tokens/s | BLEU |\n|---|---|---|---|---|")
     for name, each in scores.items():
         counts = each["parameters"], each["steps"], round(each["tokens"] / each["seconds"])
         print(f"| {name} | {' | '.join(f'{count:,}' for count in counts)} | {each['bleu']:.1f} |")
+    for name, baseline in task.baselines().items():
+        bleu = task.metric.compute(baseline(range(task.size("test"))))
+        print(f"| {name} | | | | {bleu:.1f} |")
 
 
 if __name__ == "__main__":
