@@ -374,3 +374,13 @@ def test_json_lines_of_standard_input_may_have_any_characters(monkeypatch):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(content), "utf-8"))
     (found,) = read_inputs(TextProcessor(ByteTokenizer(), 4), sources=["-"], column="x")
     assert found.raw == "a\u2028b"
+
+
+def test_values_that_are_no_text_are_errors_of_their_rows(tmp_path):
+    """Fails if a list is predicted as its Python notation, or NaN as a word."""
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"text": ["a"]}\n{"text": NaN}\n{"text": 5}\n{"text": {"a": 1}}\n')
+    found = list(read_inputs(TextProcessor(ByteTokenizer(), 4), sources=[str(path)]))
+    assert [each.raw for each in found] == [None, "", "5", None]
+    assert found[0].error == f"line 1 of {path}: 'text' must be text or a number, not list."
+    assert "line 4" in found[3].error

@@ -15,11 +15,13 @@ import typer
 from regard.tasks.corpus import TEXT_SUFFIXES
 from regard.tasks.files import existing_path, file_type, is_utf8, open_text
 from regard.tasks.processors import Processor
+from regard.tasks.row_splits import to_text
 from regard.tasks.rows import (
     HUGGING_FACE,
     Row,
     RowReader,
     get_column,
+    is_missing,
     parse_csv,
     parse_json_lines,
     read_rows,
@@ -78,7 +80,7 @@ def read_inputs(
     for source in sources:
         try:
             if processor.columns:
-                yield from _read_rows(source, encoding, processor.columns, lambda row: row)
+                yield from _read_rows(source, encoding, processor.columns, lambda where, row: row)
             elif processor.suffixes:
                 yield from _find_paths(source, processor.suffixes)
             else:
@@ -98,7 +100,7 @@ def describe_inputs(processor: Processor) -> str:
 
 # ------------------------------------------------------------------------------------------- rows
 def _read_rows(
-    source: str, encoding: str, columns: Sequence[str], to_raw: Callable[[Row], Any]
+    source: str, encoding: str, columns: Sequence[str], to_raw: Callable[[str, Row], Any]
 ) -> Iterator[RawInput]:
     """The rows of a source. A table without one of the columns is a ValueError; of JSON, whose rows
     may differ, only the rows without it are inputs with an error."""
@@ -123,7 +125,11 @@ def _read_rows(
                 raise
             yield RawInput(where, row=row, error=str(error))
             continue
-        yield RawInput(where, to_raw(row), row)
+        try:
+            item = RawInput(where, to_raw(where, row), row)
+        except ValueError as error:
+            item = RawInput(where, row=row, error=str(error))
+        yield item
 
 
 def _parse_rows(text: str, *, is_table: bool) -> RowReader:
@@ -150,10 +156,10 @@ def _read_texts(
             return
     name = column or default_column
 
-    def to_text(row: Row) -> str:
-        return "" if row[name] is None else str(row[name])
+    def to_raw(where: str, row: Row) -> str:
+        return "" if is_missing(row[name]) else to_text(where, name, row[name])
 
-    yield from _read_rows(source, encoding, [name], to_text)
+    yield from _read_rows(source, encoding, [name], to_raw)
 
 
 @contextmanager
