@@ -11,7 +11,8 @@ from typer.testing import CliRunner
 
 import regard
 from regard.cli import app
-from regard.cli.raw_inputs import read_inputs
+from regard.cli.prediction_output import TextOutput
+from regard.cli.raw_inputs import RawInput, read_inputs
 from regard.models import ModuleSpec, build, transformer
 from regard.models.config import RegressionHeadConfig, VectorInput
 from regard.tasks import TASKS, Example, ModelNeeds, Processor, Task
@@ -384,3 +385,9 @@ def test_values_that_are_no_text_are_errors_of_their_rows(tmp_path):
     assert [each.raw for each in found] == [None, "", "5", None]
     assert found[0].error == f"line 1 of {path}: 'text' must be text or a number, not list."
     assert "line 4" in found[3].error
+
+
+def test_texts_are_written_to_a_file_as_they_are(capsys):
+    """Fails if control characters of a text are escaped where no terminal shows them."""
+    TextOutput(TextProcessor(ByteTokenizer(), 4)).write(RawInput("", "a"), {"text": "b\x01 \nc"})
+    assert capsys.readouterr().out == "b\x01 c\n"

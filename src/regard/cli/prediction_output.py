@@ -130,7 +130,7 @@ class TextOutput(PredictionOutput):
 
     def write(self, item: RawInput, prediction: Prediction) -> None:
         """See `PredictionOutput`."""
-        echo(" ".join(str(prediction.get("text", "")).split()))
+        echo_data(" ".join(str(prediction.get("text", "")).split()) + "\n")
 
     def close(self) -> None:
         """See `PredictionOutput`: nothing was kept."""
