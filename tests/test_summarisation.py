@@ -160,6 +160,8 @@ def test_train_and_predict(data, tmp_path):
     assert shown.exit_code == 0, shown.output
     assert len(json.loads(shown.stdout)) == 60
     assert "60 of 60 texts have more than 40 tokens" in shown.stderr
+    words = ["predict", str(tmp_path / "run"), "--text", "ÄÖ", "--text", "Hi!", "--text", ""]
+    assert "1 of 3 texts have characters that do not occur" in CliRunner().invoke(app, words).stderr
 
 
 def test_real_dialogues():

@@ -128,7 +128,7 @@ def predict(
         output: PredictionOutput = (JsonOutput if json else CsvOutput if csv else in_lines)(
             processor
         )
-        count = failed = empty = truncated = 0
+        count = failed = empty = truncated = unknown = 0
         aligned: list[tuple[str, str]] = []
         for item, prediction in predict_inputs(run, inputs, batch_size):
             output.write(item, prediction)
@@ -140,6 +140,7 @@ def predict(
                     echo(f"error: {' '.join(item.error.split())}", err=True)
             elif writes_text:
                 truncated += processor.truncates(item.raw)
+                unknown += processor.has_unknown(item.raw)
                 if alignment is not None:
                     aligned.append((item.raw, prediction["text"]))
         output.close()
@@ -149,6 +150,12 @@ def predict(
         echo(
             f"note: {truncated:,} of {count:,} texts have more than {processor.source_length:,} "
             "tokens; the model did not see the rest.",
+            err=True,
+        )
+    if unknown:
+        echo(
+            f"note: {unknown:,} of {count:,} texts have characters that do not occur in the "
+            "training split.",
             err=True,
         )
     if empty and not writes_text:

@@ -125,6 +125,12 @@ class TextToTextProcessor(Processor):
         """Whether a source has more tokens than the model reads."""
         return first_tokens(self.tokenizer, text, self.source_length)[1]
 
+    def has_unknown(self, text: str) -> bool:
+        """Whether the model reads a character that does not occur in the training split."""
+        if self.tokenizer.unit != "character" or not text.strip():
+            return False
+        return EMPTY in self.encode_text(text)
+
     def encode(self, raw: Any) -> dict[str, Tensor]:
         """See `Processor`: the tokens of a source text, and the start of the target."""
         if not isinstance(raw, str):
