@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from real import real
 from regard.cli import app
 from regard.cli.alignment_figure import plot_alignments
+from regard.compare.record import notes_of_task
 from regard.errors import Unsupported
 from regard.models import ModelConfig, build, load, save
 from regard.models.losses import cross_entropy_loss
@@ -59,6 +60,12 @@ def test_bleu_decides(folder):
     task = make(folder, test="test_2016")
     assert [task.size(split) for split in SPLITS] == [60, 8, 8]
     assert [metric.name for metric in task.metrics[:2]] == ["bleu", "chrf"]
+
+
+def test_a_comparison_says_how_bleu_is_computed(folder):
+    task = make(folder, test="test_2016")
+    assert notes_of_task(task) == [*task.notes(), f"bleu: {task.metric.signature}."]
+    assert notes_of_task(create_task("copy")) == []
 
 
 def test_test_files_are_chosen_by_name_or_named(folder):

@@ -248,7 +248,7 @@ def load_result(folder: Path) -> ComparisonResult:
             statuses,
             prefer=record.plan.prefer,
             load=" ".join(busy) if busy else None,
-            notes={(each.task_label, each.length): each.task.notes() for each in groups},
+            notes={(each.task_label, each.length): notes_of_task(each.task) for each in groups},
         ),
         search=[point for group in groups for point in group.search],
         costs=[cost for group in groups for cost in group.cost_rows.values()],
@@ -259,6 +259,12 @@ def load_result(folder: Path) -> ComparisonResult:
             (group.task_label, group.length): group.unique_successes() for group in groups
         },
     )
+
+
+def notes_of_task(task: Task) -> list[str]:
+    """What a task says of its data, and how the metric that decides was computed."""
+    metric = task.metric
+    return [*task.notes(), *([f"{metric.name}: {metric.signature}."] if metric.signature else [])]
 
 
 def read_loads(folder: Path) -> list[Load]:
