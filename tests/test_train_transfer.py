@@ -232,6 +232,14 @@ def test_labels_of_words_need_tokens_that_show_where_words_start(rows, tmp_path)
     given = ("--data", names, "--from", tmp_path / "words", "--steps", 1, "--out", tmp_path / "ner")
     run("train", "--task", "ner:tokenizer=features", *given)
 
+    # features of words are for both tasks on words, and for no other
+    given = ("--from", tmp_path / "ner", "--steps", 1)
+    shown = run("train", "--task", "tag", "--data", names, *given, "--out", tmp_path / "tag").stderr
+    assert "new: head.out.weight, head.out.bias; left out: head." in shown
+    given = ("--data", rows, *given, "--out", tmp_path / "none")
+    shown = run("train", "--task", "classify", *given, code=1).stderr
+    assert "reads features of words, which no task on texts does: give tokenizer=..." in shown
+
 
 def test_the_tokenizer_of_a_run(source, tmp_path):
     """Fails if a folder that has none ends in a KeyError."""

@@ -351,7 +351,12 @@ def choose_tokenizer(texts: Iterable[str]) -> str:
 
 def tokenizer_of_run(folder: Path) -> Tokenizer:
     """The tokenizer that a run was trained with."""
-    return tokenizer_from_dict(saved_tokenizer_of_run(folder))
+    content = saved_tokenizer_of_run(folder)
+    if content["type"] == "features":
+        raise ValueError(
+            f"Run {folder} reads features of words, which no task on texts does: give tokenizer=..."
+        )
+    return tokenizer_from_dict(content)
 
 
 def saved_tokenizer_of_run(folder: Path) -> dict[str, Any]:
