@@ -137,7 +137,7 @@ def predict(
                 failed += 1
                 if failed <= MAX_ERRORS:
                     echo(f"error: {' '.join(item.error.split())}", err=True)
-            elif writes_text:
+            else:
                 truncated += processor.truncates(item.raw)
                 if alignment is not None:
                     aligned.append((item.raw, prediction["text"]))

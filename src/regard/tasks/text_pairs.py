@@ -154,6 +154,10 @@ class PairProcessor(Processor):
                 raise TypeError(f"{name!r} must be a text, not {type(text).__name__}.")
         return self.join(*self.truncate(*texts)[:2])
 
+    def truncates(self, raw: Any, /) -> bool:
+        """See `Processor`."""
+        return self.truncate(*(raw[name] for name in self.columns))[2]
+
     def split(self, x: Tensor) -> tuple[str, str]:
         """The two texts of the input of an example."""
         if self.encoder == DUAL:

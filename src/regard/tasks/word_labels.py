@@ -103,12 +103,7 @@ class WordTagger(Processor):
 
         The text and the places of its words come with the tokens, for the offsets of predictions.
         """
-        if isinstance(raw, str):
-            found = split_text(raw)
-        elif isinstance(raw, Sequence) and all(isinstance(word, str) for word in raw):
-            found = join_words(raw)
-        else:
-            raise TypeError(f"Expected a text or a list of words, not {raw!r:.60}.")
+        found = self._split(raw)
         spans = found.spans or [(0, 0)]  # the model needs a token, of which nothing is told
         pieces = self.encode_words(found.words or ["."])
         if self.overflow == "truncate":
@@ -119,6 +114,19 @@ class WordTagger(Processor):
             WORD_STARTS: torch.tensor([start for start, _ in spans]),
             WORD_ENDS: torch.tensor([end for _, end in spans]),
         }
+
+    def _split(self, raw: Any) -> SplitText:
+        """The words of a text, or of a list of words."""
+        if isinstance(raw, str):
+            return split_text(raw)
+        if isinstance(raw, Sequence) and all(isinstance(word, str) for word in raw):
+            return join_words(raw)
+        raise TypeError(f"Expected a text or a list of words, not {raw!r:.60}.")
+
+    def truncates(self, raw: Any, /) -> bool:
+        """See `Processor`."""
+        sizes = [len(each) for each in self.encode_words(self._split(raw).words)]
+        return self.overflow == "truncate" and self.windows(sizes)[0].end < len(sizes)
 
     # ------------------------------------------------------------------------------- predicting
     def predict(self, model: Model, inputs: Mapping[str, Tensor | None]) -> list[Prediction]:
