@@ -175,6 +175,22 @@ def test_all_schemes_are_read_as_iob2_and_odd_tags_are_counted(tmp_path):
     assert note.startswith("1 sentences") and "word 2, 'Rome', has I-loc after B-per" in note
 
 
+def test_first_rows_may_lack_the_column_of_entities(tmp_path):
+    content = [{"text": "nothing here"}, *rows()]
+    path = write(tmp_path / "x.jsonl", content)
+    for given in ({}, {"entities": "entities"}):
+        task = create_task("ner", data=path, **given)
+        assert sum(map(task.size, SPLITS)) == 60 and len(task.processor.labels) == 5
+        assert any("1 rows without 'text' or 'entities'" in note for note in task.notes())
+
+
+def test_words_that_are_cut_are_counted(tmp_path):
+    (tmp_path / "a.conll").write_text(f"Ada\tB-per\n{'x' * 9}\tO\n\n" * 50)
+    make = partial(create_task, "ner", data=tmp_path / "a.conll", tokenizer="byte")
+    assert any("50 words have more than 9 tokens" in note for note in make(length=9).notes())
+    assert not any("words have more" in note for note in make(length=10).notes())
+
+
 # ------------------------------------------------------------------------------------------ metric
 @pytest.mark.parametrize("scheme", ["IOB2", "IOBES"])
 def test_f1_by_type_equals_that_of_seqeval_and_nervaluate(scheme):

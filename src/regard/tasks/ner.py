@@ -99,6 +99,9 @@ class NamedEntities(WordLabelling):
         first = next(chain.from_iterable(rows.values()), None)
         if first is None:
             raise ValueError(f"{data} has no sentence.")
+        names = {labels, *(ENTITY_COLUMNS if entities is None else [entities])}
+        marked = (each for each in chain.from_iterable(rows.values()) if names & each[1].keys())
+        first = next(marked, first)  # the first rows may have no entity, nor the column
         # the places of sentences with a peculiarity, as sets: the data is read several times
         self.rejected: set[str] = set()
         self.irregular: dict[str, str] = {}
@@ -254,7 +257,7 @@ class NamedEntities(WordLabelling):
 def find_columns(
     where: str, row: Row, text: str, entities: str | None, tokens: str, labels: str
 ) -> tuple[str, str]:
-    """The two columns that mark entities, by the first row: words and tags, or text and spans."""
+    """The two columns that mark entities, by a row: words and tags, or text and spans."""
     if tokens not in row and text not in row:
         raise ValueError(
             f"{where} has neither a column {text!r} with a text nor a column {tokens!r} with "

@@ -291,7 +291,7 @@ class WordLabelling(TokenTask):
         )
         super().__init__(vocab_size=encoder.vocab_size, classes=len(labels), length=length)
         self.processor = WordTagger(encoder, length, labels, overflow)
-        self.long_sentences = 0
+        self.long_sentences = self.long_words = 0
         self.sentences = {split: self._encode_split(split) for split in SPLITS}
 
     def _encode_split(self, split: str) -> EncodedSentences:
@@ -307,6 +307,9 @@ class WordLabelling(TokenTask):
         for number, (_, row) in enumerate(self.source.walk(split)):
             pieces = self.processor.encode_words(row.words)
             sizes = [len(each) for each in pieces]
+            if max(sizes) == self.length:
+                whole = (len(encoder.encode(word)) for word in row.words)
+                self.long_words += sum(count > self.length for count in whole)
             entities = find_entities(row.labels) if self.processor.has_entities else []
             inside = {i for each in entities for i in range(each.start + 1, each.end)}
             windows = self.processor.windows(sizes, lambda place: place not in inside)  # noqa: B023
@@ -425,6 +428,11 @@ class WordLabelling(TokenTask):
                 done = "they are read in windows that overlap."
             notes.append(
                 f"{self.long_sentences:,} sentences have more than {self.length} tokens: {done}"
+            )
+        if self.long_words:
+            notes.append(
+                f"{self.long_words:,} words have more than {self.length} tokens: the model does "
+                "not see their ends."
             )
         return notes
 
