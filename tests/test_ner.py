@@ -184,6 +184,16 @@ def test_first_rows_may_lack_the_column_of_entities(tmp_path):
         assert any("1 rows without 'text' or 'entities'" in note for note in task.notes())
 
 
+def test_a_split_of_another_file_type_is_refused(tmp_path):
+    """Fails if the test split is drawn from the training sentences although there is a file."""
+    for name in ("train.conll", "dev.conll", "x.test.annotated"):
+        (tmp_path / name).write_text("Ada\tB-per\nsaw\tO\n\n" * 50)
+    with pytest.raises(ValueError, match=r"x\.test\.annotated would not be read.* test split"):
+        create_task("ner", data=tmp_path)
+    (tmp_path / "x.test.annotated").rename(tmp_path / "test.conll")
+    assert create_task("ner", data=tmp_path).size("test") == 50
+
+
 def test_words_that_are_cut_are_counted(tmp_path):
     (tmp_path / "a.conll").write_text(f"Ada\tB-per\n{'x' * 9}\tO\n\n" * 50)
     make = partial(create_task, "ner", data=tmp_path / "a.conll", tokenizer="byte")
