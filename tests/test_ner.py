@@ -403,6 +403,13 @@ def test_baselines(data):
     assert scores["constant"] == 0 and scores["gazetteer"] == 1 and scores["CRF"] == 1
 
 
+def test_the_crf_reads_half_of_a_surrogate_pair(tmp_path):
+    pytest.importorskip("sklearn_crfsuite")
+    content = [{"tokens": ["Ada\ud800", f"nr{i}"], "labels": ["B-per", "O"]} for i in range(50)]
+    task = create_task("ner", data=write(tmp_path / "x.jsonl", content))
+    assert task.metric.compute(task.baselines()["CRF"](range(task.size("test")))) == 1
+
+
 @pytest.fixture(scope="module")
 def trained(data, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run") / "ner"

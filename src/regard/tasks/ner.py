@@ -27,6 +27,7 @@ from regard.tasks.row_splits import (
 )
 from regard.tasks.rows import Row, RowIterator, Rows, get_column
 from regard.tasks.tagging import parse_sentence
+from regard.tasks.tokenizers import replace_surrogates
 from regard.tasks.word_encoders import FEATURES, split_text, word_shape
 from regard.tasks.word_labels import OVERFLOWS, Sentence, WordLabelling
 
@@ -311,6 +312,7 @@ def iob2_tags(count: int, entities: Sequence[Entity]) -> list[str]:
 
 def crf_features(words: Sequence[str]) -> list[dict[str, str | bool]]:
     """The features of each word for the CRF: its letters and shape, and those of its neighbours."""
+    words = [replace_surrogates(word) for word in words]
     own: list[dict[str, str | bool]] = []
     for word in words:
         lower = word.lower()
