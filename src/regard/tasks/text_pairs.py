@@ -55,6 +55,7 @@ from regard.tasks.tokenizers import (
     Tokenizer,
     tokenizer_from_dict,
     train_tokenizer,
+    unknown_notes,
 )
 
 JOINT, DUAL = "joint", "dual"
@@ -380,6 +381,9 @@ class TextPairClassification(TokenTask):
             )
         return [
             *notes,
+            *unknown_notes(
+                self.processor.tokenizer, {split: each.tokens for split, each in self.pairs.items()}
+            ),
             *copy_notes({split: each.hashes for split, each in self.pairs.items()}, "pairs"),
             *small_split_notes({split: self.size(split) for split in SPLITS}, self.classes),
         ]

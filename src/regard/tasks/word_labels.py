@@ -31,10 +31,12 @@ from regard.tasks.processors import Prediction, Processor
 from regard.tasks.rendering import Rendered, RenderedParts, RenderedText
 from regard.tasks.row_splits import SplitRows, copy_notes, hash_bytes
 from regard.tasks.text_codes import codes_of_texts, texts_of_codes
+from regard.tasks.tokenizers import unknown_notes
 from regard.tasks.word_encoders import (
     SplitText,
     Window,
     WordEncoder,
+    WordPieces,
     join_words,
     split_text,
     split_windows,
@@ -422,6 +424,10 @@ class WordLabelling(TokenTask):
         """See `Task`."""
         hashes = {split: each.hashes for split, each in self.sentences.items()}
         notes = [*self.source.notes(), *copy_notes(hashes, "sentences")]
+        encoder = self.processor.encoder
+        if isinstance(encoder, WordPieces):
+            tokens = {split: each.tokens for split, each in self.sentences.items()}
+            notes += unknown_notes(encoder.tokenizer, tokens)
         if self.long_sentences:
             done = "the words after them are left out, and do not count."
             if self.processor.overflow == "stride":
