@@ -9,7 +9,7 @@ import torch
 from typer.testing import CliRunner
 
 from regard.cli import app
-from regard.cli.swap import parse_extra_options, parse_mixer
+from regard.cli.swap import parse_extra_options, parse_mixer, read_texts
 from regard.hf import load_swapped
 
 hf = pytest.importorskip("transformers")
@@ -188,6 +188,25 @@ def test_wrong_options_give_one_line(model, data, words, message):
     """Fails if a mistake of the user is a traceback."""
     found = run(model, *words, "--data", data)
     assert found.exit_code == 1 and message in found.stderr and "Traceback" not in found.output
+
+
+def test_texts_of_a_table(tmp_path):
+    """Fails if NaN or a list becomes a text, a 0 is lost, or an encoding cannot be given."""
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"text": "a"}\n{"text": NaN}\n{"text": null}\n{"text": " "}\n{"text": 0}\n')
+    assert read_texts(str(path), "text", "utf-8") == ["a", "0"]
+    path.write_text('{"text": ["a"]}')
+    with pytest.raises(ValueError, match=r"line 1 of .* must be text or a number, not list"):
+        read_texts(str(path), "text", "utf-8")
+    (tmp_path / "a.txt").write_text("Köln\n", encoding="latin-1")
+    assert read_texts(str(tmp_path / "a.txt"), "text", "latin-1") == ["Köln"]
+
+
+def test_half_of_a_surrogate_pair_is_read(model, tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "the \\ud800 dog"}\n' * 4)
+    words = ("--mixer", "vanilla", "--data", str(tmp_path / "a.jsonl"), "--lengths", "8")
+    found = run(model, *words)
+    assert found.exit_code == 0, found.output
 
 
 def test_wrong_files(model, data, tmp_path):

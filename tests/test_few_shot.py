@@ -36,6 +36,7 @@ from regard.hf.table_prompts import (
     score_table,
 )
 from regard.tasks.text_classification import LabelledText
+from regard.topics import load_embedder
 
 hf = pytest.importorskip("transformers")
 tokenizers = pytest.importorskip("tokenizers")
@@ -312,6 +313,20 @@ def test_command(folder, table, tmp_path):
     assert "local:window=3" in shown and "8 test examples" in shown and "Wilson" in shown
 
 
+def test_texts_in_another_encoding_or_with_half_of_a_surrogate_pair(folder, tmp_path):
+    """Fails if a file cannot be read, or the tokenizer refuses a text."""
+    lines = [f"{'schön' if i % 2 else 'öde'} {i},{'ab'[i % 2]}" for i in range(60)]
+    (tmp_path / "a.csv").write_text("\n".join(["text,label", *lines]), encoding="latin-1")
+    words = ("--shots", "2", "--examples", "4", "--json")
+    given = (folder, "--data", tmp_path / "a.csv", *words)
+    assert json.loads(run(*given, "--encoding", "latin-1").stdout)["test_examples"] == 4
+    assert "is not utf-8" in run(*given, code=1).stderr
+    rows = [{"text": f"\ud800 {line[:-2]}", "label": line[-1]} for line in lines]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert json.loads(run(folder, "--data", tmp_path / "a.jsonl", *words).stdout)["dropped"] == 0
+    assert load_embedder(folder)(["\ud800 a", "b"]).isfinite().all()
+
+
 def test_command_with_tables(folder):
     found = json.loads(
         run(folder, "--task", "table", "--shots", 0, "--examples", 2, "--json").stdout
@@ -325,6 +340,7 @@ def test_command_with_tables(folder):
         ((), "--data reviews.csv, or --task table"),
         (("--task", "tables"), "table"),
         (("--task", "table", "--calibrate"), "--calibrate is for --task classification"),
+        (("--task", "table", "--encoding", "latin-1"), "--encoding is for --task classification"),
         (("--data", "{table}"), "'text'"),
         (("--data", "{table}", "--shots", "0,x"), "--shots expects"),
         (("--data", "{table}", "--shots", "999"), "999 examples, but there are"),

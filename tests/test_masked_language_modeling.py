@@ -90,3 +90,15 @@ def test_predictions_fill_in_masks(task):
         processor.encode("x" * 64 + "[MASK]")
     shown = task.render(task.example("valid", 0), prediction).to_text()
     assert "[MASK]" in shown and "→ '" in shown and "predicted: text the dog sees the fog" in shown
+
+
+def test_guesses_with_the_same_text_have_the_larger_probability():
+    """Fails if a part of a character replaces a more probable one."""
+    task = create_task("mlm", tokenizer="byte", length=16)
+    x = task.processor.encode("a[MASK]")["x"]
+    logits = torch.zeros(1, 2, task.vocab_size)
+    logits[0, 1, [0xC4, 0xC5, 0x62]] = torch.tensor([5.0, 4.0, 3.0])  # 0xC3 and 0xC4, and "a"
+    (prediction,) = task.processor.decode(logits, {"x": x[None]})
+    best, second = list(prediction["masks"][0].items())[:2]
+    assert best[0] == "\N{REPLACEMENT CHARACTER}" and second[0] == "a"
+    assert best[1] > 3 * second[1]

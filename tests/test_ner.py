@@ -175,6 +175,32 @@ def test_all_schemes_are_read_as_iob2_and_odd_tags_are_counted(tmp_path):
     assert note.startswith("1 sentences") and "word 2, 'Rome', has I-loc after B-per" in note
 
 
+def test_first_rows_may_lack_the_column_of_entities(tmp_path):
+    content = [{"text": "nothing here"}, *rows()]
+    path = write(tmp_path / "x.jsonl", content)
+    for given in ({}, {"entities": "entities"}):
+        task = create_task("ner", data=path, **given)
+        assert sum(map(task.size, SPLITS)) == 60 and len(task.processor.labels) == 5
+        assert any("1 rows without 'text' or 'entities'" in note for note in task.notes())
+
+
+def test_a_split_of_another_file_type_is_refused(tmp_path):
+    """Fails if the test split is drawn from the training sentences although there is a file."""
+    for name in ("train.conll", "dev.conll", "x.test.annotated"):
+        (tmp_path / name).write_text("Ada\tB-per\nsaw\tO\n\n" * 50)
+    with pytest.raises(ValueError, match=r"x\.test\.annotated would not be read.* test split"):
+        create_task("ner", data=tmp_path)
+    (tmp_path / "x.test.annotated").rename(tmp_path / "test.conll")
+    assert create_task("ner", data=tmp_path).size("test") == 50
+
+
+def test_words_that_are_cut_are_counted(tmp_path):
+    (tmp_path / "a.conll").write_text(f"Ada\tB-per\n{'x' * 9}\tO\n\n" * 50)
+    make = partial(create_task, "ner", data=tmp_path / "a.conll", tokenizer="byte")
+    assert any("50 words have more than 9 tokens" in note for note in make(length=9).notes())
+    assert not any("words have more" in note for note in make(length=10).notes())
+
+
 # ------------------------------------------------------------------------------------------ metric
 @pytest.mark.parametrize("scheme", ["IOB2", "IOBES"])
 def test_f1_by_type_equals_that_of_seqeval_and_nervaluate(scheme):
@@ -375,6 +401,13 @@ def test_baselines(data):
             pytest.importorskip("sklearn_crfsuite")
         scores[name] = task.metric.compute(baseline(test))
     assert scores["constant"] == 0 and scores["gazetteer"] == 1 and scores["CRF"] == 1
+
+
+def test_the_crf_reads_half_of_a_surrogate_pair(tmp_path):
+    pytest.importorskip("sklearn_crfsuite")
+    content = [{"tokens": ["Ada\ud800", f"nr{i}"], "labels": ["B-per", "O"]} for i in range(50)]
+    task = create_task("ner", data=write(tmp_path / "x.jsonl", content))
+    assert task.metric.compute(task.baselines()["CRF"](range(task.size("test")))) == 1
 
 
 @pytest.fixture(scope="module")

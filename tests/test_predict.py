@@ -15,7 +15,7 @@ from regard.cli.prediction_output import TextOutput
 from regard.cli.raw_inputs import RawInput, read_inputs
 from regard.models import ModuleSpec, build, transformer
 from regard.models.config import RegressionHeadConfig, VectorInput
-from regard.tasks import TASKS, Example, ModelNeeds, Processor, Task
+from regard.tasks import TASKS, Example, ModelNeeds, Processor, Task, create_task
 from regard.tasks.metrics import MeanAbsoluteError
 from regard.tasks.processors import TextProcessor
 from regard.tasks.rendering import RenderedText
@@ -391,3 +391,30 @@ def test_texts_are_written_to_a_file_as_they_are(capsys):
     """Fails if control characters of a text are escaped where no terminal shows them."""
     TextOutput(TextProcessor(ByteTokenizer(), 4)).write(RawInput("", "a"), {"text": "b\x01 \nc"})
     assert capsys.readouterr().out == "b\x01 c\n"
+
+
+def test_inputs_of_which_the_model_sees_a_part_are_counted(runs, tmp_path):
+    """Fails if the end of a long input is left out without a word."""
+    words = ("predict", runs / "classify", "--text", "short", "--text", "x" * 17)
+    assert "note: 1 of 2 texts have more than 16 tokens" in run(*words).stderr
+    assert "more than" not in run(*words[:4]).stderr
+
+    (tmp_path / "a.csv").write_text("first,second,label\n" + "a,b,x\na,a,y\n" * 30)
+    (tmp_path / "a.conll").write_text("Ada\tB-per\nsaw\tO\n\n" * 60)
+    (tmp_path / "a.txt").write_text("the dog sees a cat " * 50)
+    names = {"data": tmp_path / "a.conll", "length": 4, "overflow": "truncate"}
+    tasks = {
+        "pair": {"data": tmp_path / "a.csv", "length": 9, "tokenizer": "byte"},
+        "ner": names,
+        "mlm": {"data": tmp_path / "a.txt", "length": 4, "tokenizer": "byte"},
+    }
+    inputs = {
+        "pair": ({"first": "aaa", "second": "bbb"}, {"first": "aaa", "second": "bbbb"}),
+        "ner": ("Ada saw a cat", "Ada saw a cat."),
+        "mlm": ("[MASK]the", "[MASK]them"),
+    }
+    for name, arguments in tasks.items():
+        processor = create_task(name, **arguments).processor
+        assert [processor.truncates(raw) for raw in inputs[name]] == [False, True]
+    windows = create_task("ner", **{**names, "overflow": "stride"}).processor
+    assert not windows.truncates("Ada saw a cat.")

@@ -123,3 +123,23 @@ def test_train_predict_and_bad_rows(rows, tmp_path):
         assert words in said and not (tmp_path / "x").exists()
     said = run("train", "--task", "pair:first=premise", "--out", tmp_path / "x", code=1).stderr
     assert "also give data" in said
+
+
+def test_characters_that_are_not_in_the_vocabulary_are_counted(tmp_path):
+    """Fails if a model reads another alphabet as one character, and nothing is said."""
+    folders = {name: tmp_path / name for name in ("pair", "lm", "ner")}
+    for folder in folders.values():
+        folder.mkdir()
+    for split, word in (("train", "ab"), ("valid", "ba"), ("test", "жшa")):
+        (folders["lm"] / f"{split}.txt").write_text(f"{word} " * 60)
+        (folders["ner"] / f"{split}.conll").write_text(f"{word} B-x\na O\n\n" * 20)
+        rows = "".join(f"{word},a,{'xy'[i % 2]}\n" for i in range(20))
+        (folders["pair"] / f"{split}.csv").write_text(f"first,second,label\n{rows}")
+    found = {"lm": 120, "mlm": 120, "pair": 40, "ner": 40, "tag": 40, "classify": 40}
+    columns = {"text": "first"}
+    for name, count in found.items():
+        data = folders[{"mlm": "lm", "tag": "ner", "classify": "pair"}.get(name, name)]
+        given = {"data": data, "tokenizer": "char", **(columns if name == "classify" else {})}
+        notes = create_task(name, length=16, **given).notes()
+        (note,) = [each for each in notes if "not in the vocabulary" in each]
+        assert note.startswith(f"{count} of ") and "of the test split" in note

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from regard.cli import app
+from regard.cli.topics import _read_stop_words
 from regard.tasks.processors import TextProcessor
 from regard.tasks.tokenizers import ByteTokenizer
 from regard.topics import (
@@ -191,6 +192,14 @@ def test_more_topics_than_words():
         assert len(fit_baseline(name, counts, 6).words) == 6
 
 
+def test_stop_words_are_left_out_in_any_case(tmp_path):
+    """Fails if a word in upper case, or the first of a file with a byte-order mark, stays."""
+    words = count_words(["Red car", "red bus", "blue car"] * 3, stop_words=["RED"], max_df=1).words
+    assert words == ["blue", "bus", "car"]
+    (tmp_path / "stop.txt").write_text("Red\nbus\n", encoding="utf-8-sig")
+    assert _read_stop_words(str(tmp_path / "stop.txt"), "utf-8") == ["Red", "bus"]
+
+
 def test_unusable_documents_are_errors_or_notes(tmp_path):
     """Fails if a bad document ends in an error of scikit-learn, or is left out in silence."""
     documents, labels = corpus(12)
@@ -258,6 +267,7 @@ def folder(tmp_path_factory):
     documents, labels = corpus(60)
     rows = [{"body": d, "kind": k} for d, k in zip(documents, labels, strict=True)]
     rows[0]["body"] = "<script>alert(1)</script> goal team match coach"
+    rows[1]["body"] = "\ud800 " + rows[1]["body"]  # half of a surrogate pair
     (folder / "docs.jsonl").write_text("\n".join(map(json.dumps, rows)))
     (folder / "docs.txt").write_text("\n".join(documents * 10))
     words = ("--dim", 16, "--heads", 2, "--layers", 1, "--batch-size", 8, "--length", 24)
@@ -284,7 +294,8 @@ def test_the_command_writes_topics_scores_a_map_and_a_page(folder):
     if pytest.importorskip("vl_convert"):
         assert (out / "map.png").read_bytes().startswith(b"\x89PNG")
     again = run("topics", folder / "mlm", *words, "--out", out, "--projection", "pca")
-    assert "NPMI" in again.stdout and "saved to" in again.stdout
+    assert "NPMI" in again.stdout
+    assert ("map.png" in again.stdout.split("saved to")[1]) == (out / "map.png").exists()
     plain = run(
         *("topics", folder / "mlm", "--data", folder / "docs.txt", "--min-df", 3),
         *("--no-baselines", "--out", folder / "plain", "--projection", "pca"),

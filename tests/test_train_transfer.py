@@ -218,6 +218,29 @@ def test_a_source_without_a_common_tensor_is_refused(tmp_path):
         transfer_weights(models[1], tmp_path, shared_tokens=None, same_targets=False)
 
 
+def test_labels_of_words_need_tokens_that_show_where_words_start(rows, tmp_path):
+    """Fails if predictions of the new run have no words, although its score is computed."""
+    words = ("--length", 24, "--dim", 16, "--heads", 2, "--layers", 1, "--set", "eval_examples=8")
+    given = ("--data", rows, "--steps", 1, "--out", tmp_path / "words")
+    run("train", "--task", "classify:tokenizer=word", *words, *given)
+    names = tmp_path / "names.conll"
+    names.write_text("Ada\tB-per\nsaw\tO\n\n" * 60)
+    for task in ("ner", "tag"):
+        given = ("--data", names, "--from", tmp_path / "words", "--steps", 1)
+        shown = run("train", "--task", task, *given, "--out", tmp_path / task, code=1).stderr
+        assert "no token that shows where words start: use tokenizer=features" in shown
+    given = ("--data", names, "--from", tmp_path / "words", "--steps", 1, "--out", tmp_path / "ner")
+    run("train", "--task", "ner:tokenizer=features", *given)
+
+    # features of words are for both tasks on words, and for no other
+    given = ("--from", tmp_path / "ner", "--steps", 1)
+    shown = run("train", "--task", "tag", "--data", names, *given, "--out", tmp_path / "tag").stderr
+    assert "new: head.out.weight, head.out.bias; left out: head." in shown
+    given = ("--data", rows, *given, "--out", tmp_path / "none")
+    shown = run("train", "--task", "classify", *given, code=1).stderr
+    assert "reads features of words, which no task on texts does: give tokenizer=..." in shown
+
+
 def test_the_tokenizer_of_a_run(source, tmp_path):
     """Fails if a folder that has none ends in a KeyError."""
     tokenizer = train_tokenizer(f"run:{source}", lambda: iter(()))

@@ -99,6 +99,7 @@ def few_shot(
     too_long: Annotated[
         str, typer.Option(help="Longer prompts: error, or drop to leave the texts out.")
     ] = "error",
+    encoding: Annotated[str, typer.Option(help="Encoding of the file.")] = "utf-8",
     device: DeviceOption = "auto",
     dtype: DtypeOption = "float32",
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -137,6 +138,7 @@ def few_shot(
                 "normalize": normalize,
                 "calibrate": calibrate,
                 "too-long": too_long != "error",
+                "encoding": encoding != "utf-8",
             }
             for name, value in given.items():
                 if value:
@@ -147,7 +149,7 @@ def few_shot(
         else:
             if data is None:
                 raise ValueError("Give texts with labels: --data reviews.csv, or --task table.")
-            train, test, notes = read_labelled_texts(data, text, label, seed)
+            train, test, notes = read_labelled_texts(data, text, label, seed, encoding)
             prompts = ClassificationPrompts(
                 train,
                 test,
@@ -258,10 +260,10 @@ def default_template(text: str, label: str) -> str:
 
 
 def read_labelled_texts(
-    data: str, text: str, label: str, seed: int
+    data: str, text: str, label: str, seed: int, encoding: str
 ) -> tuple[list[LabelledText], list[LabelledText], list[str]]:
     """Training and test texts of a table, and notes about rows that were left out."""
-    rows = LabelledRows(read_rows(data, "utf-8"), text, label, drop=True, seed=seed)
+    rows = LabelledRows(read_rows(data, encoding), text, label, drop=True, seed=seed)
     train, test = ([row for _, row in rows.walk(split)] for split in ("train", "test"))
     if not train or not test:
         raise ValueError(f"{data} has too few rows: {len(train)} for prompts, {len(test)} to test.")

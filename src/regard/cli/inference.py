@@ -138,17 +138,18 @@ def predict(
                 failed += 1
                 if failed <= MAX_ERRORS:
                     echo(f"error: {' '.join(item.error.split())}", err=True)
-            elif writes_text:
+            else:
                 truncated += processor.truncates(item.raw)
-                unknown += processor.has_unknown(item.raw)
+                unknown += writes_text and processor.has_unknown(item.raw)
                 if alignment is not None:
                     aligned.append((item.raw, prediction["text"]))
         output.close()
         if alignment is not None:
             draw_alignments(run, aligned, alignment)
     if truncated:
+        length = processor.source_length if writes_text else processor.length
         echo(
-            f"note: {truncated:,} of {count:,} texts have more than {processor.source_length:,} "
+            f"note: {truncated:,} of {count:,} texts have more than {length:,} "
             "tokens; the model did not see the rest.",
             err=True,
         )

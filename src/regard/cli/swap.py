@@ -36,6 +36,7 @@ from regard.tasks.base import to_int64
 from regard.tasks.corpus import TEXT_SUFFIXES
 from regard.tasks.files import existing_path, file_type, open_text
 from regard.tasks.processors import TextProcessor
+from regard.tasks.row_splits import is_blank, to_text
 from regard.tasks.rows import HUGGING_FACE, get_column, read_rows
 from regard.train.inference import load_run
 from regard.train.run import SPEC_FILE
@@ -70,6 +71,7 @@ def swap_command(
         str, typer.Option(help="Texts: a file with one per line, or a table with --column.")
     ],
     column: Annotated[str, typer.Option(help="Text column of a table.")] = "text",
+    encoding: Annotated[str, typer.Option(help="Encoding of the file.")] = "utf-8",
     layers: Annotated[
         str | None, typer.Option(help="Layers to swap, e.g. 0,2,4. Default: all.")
     ] = None,
@@ -113,7 +115,7 @@ def swap_command(
         spec = parse_mixer(mixer, set_ or [], context.args)
         only = None if layers is None else parse_layers(layers)
         seconds = None if recover is None else parse_duration(recover)
-        texts = read_texts(data, column)
+        texts = read_texts(data, column, encoding)
         module, tokenizer, encode = load_model(model)
         if out is not None:  # fail before the work is done
             if tokenizer is None:
@@ -226,17 +228,16 @@ def load_model(name: str) -> tuple[nn.Module, Any, Callable[[str], Any]]:
     return model, tokenizer, str
 
 
-def read_texts(data: str, column: str) -> list[str]:
+def read_texts(data: str, column: str, encoding: str) -> list[str]:
     """The texts of a file: its lines, or a column of a table."""
     path = None if data.startswith(HUGGING_FACE) else existing_path(data)
     if path is not None and file_type(path) in TEXT_SUFFIXES and not path.is_dir():
-        with open_text(path) as file:
+        with open_text(path, encoding) as file:
             texts = [line.strip() for line in file]
     else:
-        tables = read_rows(data, "utf-8").values()
-        texts = [
-            str(get_column(row, column, place) or "") for rows in tables for place, row in rows
-        ]
+        tables = read_rows(data, encoding).values()
+        values = ((place, get_column(row, column, place)) for rows in tables for place, row in rows)
+        texts = [to_text(place, column, value) for place, value in values if not is_blank(value)]
     texts = [text for text in texts if text.strip()]
     if not texts:
         raise ValueError(f"{data} contains no text.")

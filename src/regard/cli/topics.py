@@ -17,6 +17,7 @@ from regard.json_files import write_json
 from regard.output_folders import check_output_folder
 from regard.plugins import load_plugins
 from regard.report.bundle import plots_available
+from regard.tasks.files import open_text
 from regard.topics import (
     BASELINES,
     TopicModel,
@@ -176,7 +177,8 @@ def _read_stop_words(name: str, encoding: str) -> str | list[str] | None:
         return None
     if not Path(name).is_file():
         raise ValueError(f"--stop-words is english, none or a file, not {name!r}.")
-    return [word.lower() for word in Path(name).read_text(encoding).split()]
+    with open_text(Path(name), encoding) as file:
+        return file.read().split()
 
 
 def _score_values(scores: TopicScores) -> dict[str, float | None]:
@@ -235,4 +237,5 @@ def _print(report: TopicReport, model: TopicModel, out: Path) -> None:
     for row in rows:
         scores.add_row(*row)
     to.print(scores)
-    echo(f"\nsaved to {out}: {PAGE}, {RESULT}, {DOCUMENTS}")
+    files = [PAGE, *([PICTURE] if plots_available() else []), RESULT, DOCUMENTS]
+    echo(f"\nsaved to {out}: {', '.join(files)}")

@@ -30,6 +30,7 @@ from regard.hf.model_inputs import max_length
 from regard.state import State, take
 from regard.tasks.baselines import MAX_TEXTS, tfidf_linear
 from regard.tasks.text_classification import LabelledText
+from regard.tasks.tokenizers import replace_surrogates
 
 BLOCK_END = "\n\n"  # between the examples of a prompt
 BATCH_TOKENS = 1024  # of the batches in which prompts are read
@@ -154,7 +155,7 @@ class ClassificationPrompts:
 
     def ask(self, text: str) -> str:
         """A text in the template, up to the label; white space becomes single spaces."""
-        return self.question.replace("{text}", " ".join(text.split()))
+        return self.question.replace("{text}", " ".join(replace_surrogates(text).split()))
 
     def answer(self, label: str) -> str:
         """What follows the prompt if the answer is this label."""

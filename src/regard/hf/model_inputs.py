@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from regard.errors import Unsupported
 from regard.models.model import Model
+from regard.tasks.tokenizers import replace_surrogates
 
 BATCH_SIZE = 8
 BATCH_TOKENS = 2048  # with padding; logits over a large vocabulary take 200 kB a token
@@ -129,7 +130,7 @@ def encode_texts(
         raise ValueError(
             "Texts need a tokenizer: give tokenizer=AutoTokenizer.from_pretrained(...), or tensors."
         )
-    texts = [text for text in texts if text.strip()]
+    texts = [replace_surrogates(text) for text in texts if text.strip()]
     if not texts:
         raise ValueError("All texts are empty.")
     overflow = (

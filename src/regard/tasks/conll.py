@@ -6,7 +6,13 @@ from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
-from regard.tasks.files import existing_path, file_type, files_by_split, open_text
+from regard.tasks.files import (
+    existing_path,
+    file_type,
+    files_by_split,
+    open_text,
+    split_from_name,
+)
 from regard.tasks.rows import HUGGING_FACE, READERS, RowIterator, Rows, read_rows
 
 SUFFIXES = (".conll", ".iob", ".iob2", ".bio", ".bioes", ".txt", "")
@@ -28,6 +34,7 @@ def read_sentences(data: str | Path, encoding: str, tokens: str, labels: str) ->
         if types & set(READERS) and not types & set(SUFFIXES[:-2]):
             return read_rows(path, encoding)
         files = files_by_split(path, SUFFIXES)
+        _check_unread_files(path, files)
 
     def read(paths: list[Path]) -> RowIterator:
         for file in paths:
@@ -35,6 +42,18 @@ def read_sentences(data: str | Path, encoding: str, tokens: str, labels: str) ->
                 yield where, {tokens: words, labels: tags}
 
     return {split: Rows(partial(read, paths)) for split, paths in files.items()}
+
+
+def _check_unread_files(folder: Path, files: dict[str, list[Path]]) -> None:
+    """Refuse a folder with a file whose name is that of a missing split, but of another type."""
+    for path in sorted(folder.iterdir()):
+        split = split_from_name(path)
+        is_file = path.is_file() and path.name[0] != "."
+        if is_file and split is not None and split not in files and "train" in files:
+            raise ValueError(
+                f"{path} would not be read, although its name is that of the {split} split: let it "
+                f"end in {SUFFIXES[0]}, or move it away."
+            )
 
 
 def _read_file(path: Path, encoding: str) -> Iterator[tuple[str, list[str], list[str]]]:

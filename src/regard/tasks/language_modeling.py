@@ -27,7 +27,7 @@ from regard.tasks.grammar import entropy_per_character, generate_text
 from regard.tasks.metrics import Bits, Perplexity
 from regard.tasks.processors import Prediction, TextProcessor
 from regard.tasks.rendering import Rendered
-from regard.tasks.tokenizers import ByteTokenizer, train_tokenizer
+from regard.tasks.tokenizers import ByteTokenizer, train_tokenizer, unknown_notes
 
 ENDLESS = 1 << 40
 SENTENCES = {"train": 4000, "valid": 400, "test": 400}  # of about 45 characters
@@ -122,6 +122,10 @@ class LanguageModeling(TokenTask):
             start = int(rng.integers(0, len(stream) - self.length))
         window = stream[start : start + self.length + 1].astype(np.int64) + self.offset
         return token_example(window[:-1], window[1:])
+
+    def notes(self) -> list[str]:
+        """See `Task`."""
+        return unknown_notes(self.tokenizer, self.streams)
 
     def baselines(self) -> dict[str, Baseline]:
         """See `Task`."""

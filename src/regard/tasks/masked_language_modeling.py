@@ -40,13 +40,22 @@ class MaskedTextProcessor(TextProcessor):
             raise TypeError(f"Expected a text, not {type(raw).__name__}.")
         if MASK not in raw:
             raise ValueError(f"The text has no {MASK}, so nothing is hidden: {raw!r:.60}")
-        tokens: list[int] = []
-        for number, part in enumerate(raw.split(MASK)):
-            tokens += [self.mask_token] if number else []
-            tokens += self.tokenizer.encode(part).tolist()
+        tokens = self._tokens(raw)
         if self.mask_token not in tokens[: self.length]:
             raise ValueError(f"The first {MASK} comes after {self.length} tokens.")
         return {"x": torch.tensor(tokens[: self.length])}
+
+    def _tokens(self, text: str) -> list[int]:
+        """All tokens of a text."""
+        tokens: list[int] = []
+        for number, part in enumerate(text.split(MASK)):
+            tokens += [self.mask_token] if number else []
+            tokens += self.tokenizer.encode(part).tolist()
+        return tokens
+
+    def truncates(self, raw: Any, /) -> bool:
+        """See `Processor`."""
+        return len(self._tokens(raw)) > self.length
 
     def encode_for_embedding(self, raw: Any) -> dict[str, Tensor]:
         """See `Processor`: a text, with or without "[MASK]"."""
@@ -70,8 +79,11 @@ class MaskedTextProcessor(TextProcessor):
                 best = p.topk(min(GUESSES, len(p) - len(excluded)))
                 chosen = best.indices.tolist()
                 tokens[place] = chosen[0]
-                guesses = [self.tokenizer.decode([token]) for token in chosen]
-                masks.append(dict(zip(guesses, best.values.tolist(), strict=True)))
+                guesses: dict[str, float] = {}
+                for token, probability in zip(chosen, best.values.tolist(), strict=True):
+                    # parts of characters have the same text: the most probable counts
+                    guesses.setdefault(self.tokenizer.decode([token]), probability)
+                masks.append(guesses)
             predictions.append({"text": self.tokenizer.decode(tokens), "masks": masks})
         return predictions
 

@@ -27,6 +27,7 @@ from regard.tasks.row_splits import (
 )
 from regard.tasks.rows import Row, RowIterator, Rows, get_column
 from regard.tasks.tagging import parse_sentence
+from regard.tasks.tokenizers import replace_surrogates
 from regard.tasks.word_encoders import FEATURES, split_text, word_shape
 from regard.tasks.word_labels import OVERFLOWS, Sentence, WordLabelling
 
@@ -99,6 +100,9 @@ class NamedEntities(WordLabelling):
         first = next(chain.from_iterable(rows.values()), None)
         if first is None:
             raise ValueError(f"{data} has no sentence.")
+        names = {labels, *(ENTITY_COLUMNS if entities is None else [entities])}
+        marked = (each for each in chain.from_iterable(rows.values()) if names & each[1].keys())
+        first = next(marked, first)  # the first rows may have no entity, nor the column
         # the places of sentences with a peculiarity, as sets: the data is read several times
         self.rejected: set[str] = set()
         self.irregular: dict[str, str] = {}
@@ -254,7 +258,7 @@ class NamedEntities(WordLabelling):
 def find_columns(
     where: str, row: Row, text: str, entities: str | None, tokens: str, labels: str
 ) -> tuple[str, str]:
-    """The two columns that mark entities, by the first row: words and tags, or text and spans."""
+    """The two columns that mark entities, by a row: words and tags, or text and spans."""
     if tokens not in row and text not in row:
         raise ValueError(
             f"{where} has neither a column {text!r} with a text nor a column {tokens!r} with "
@@ -308,6 +312,7 @@ def iob2_tags(count: int, entities: Sequence[Entity]) -> list[str]:
 
 def crf_features(words: Sequence[str]) -> list[dict[str, str | bool]]:
     """The features of each word for the CRF: its letters and shape, and those of its neighbours."""
+    words = [replace_surrogates(word) for word in words]
     own: list[dict[str, str | bool]] = []
     for word in words:
         lower = word.lower()

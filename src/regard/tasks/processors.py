@@ -47,6 +47,10 @@ class Processor(ABC):
         """The inputs of one example for `TrainedRun.embed`. By default those of `encode`."""
         return self.encode(raw)
 
+    def truncates(self, raw: Any, /) -> bool:
+        """Whether `encode` leaves out the end of a raw input, which it takes."""
+        return False
+
     @abstractmethod
     def decode(self, output: Tensor, inputs: Mapping[str, Tensor | None]) -> list[Prediction]:
         """The predictions of a batch from the output of the model."""
@@ -102,6 +106,10 @@ class TextProcessor(Processor):
         if not isinstance(raw, str):
             raise TypeError(f"Expected a text, not {type(raw).__name__}.")
         return {"x": torch.as_tensor(self.encode_text(raw).astype(np.int64))}
+
+    def truncates(self, raw: Any, /) -> bool:
+        """See `Processor`."""
+        return self.truncate(raw)[1]
 
     def decode(self, output: Tensor, inputs: Mapping[str, Tensor | None]) -> list[Prediction]:
         """See `Processor`: the most probable label, its probability and those of all labels; for a

@@ -92,6 +92,14 @@ class RowProcessor(Processor):
 
     def encode(self, raw: Any) -> dict[str, Tensor]:
         """See `Processor`: a row; or a text, if that is the only column."""
+        return self.encode_values(*self._parse(raw))
+
+    def truncates(self, raw: Any, /) -> bool:
+        """See `Processor`."""
+        return self.texts is not None and self.texts.truncates(self.join(*self._parse(raw)))
+
+    def _parse(self, raw: Any) -> tuple[str, list[float]]:
+        """The text and the numbers (c) of a row, or of a text."""
         if isinstance(raw, str) and self.columns == (self.text,):
             raw = {self.text: raw}
         if not isinstance(raw, Mapping):
@@ -104,7 +112,7 @@ class RowProcessor(Processor):
                 raise ValueError(f"The row has no {name!r}: {did_you_mean(name, map(str, raw))}")
         numbers = [to_number(name, raw[name]) for name in self.numbers]
         text = "" if self.text is None else to_text("The row", self.text, raw[self.text])
-        return self.encode_values(text, numbers)
+        return text, numbers
 
     def encode_values(self, text: str, numbers: Sequence[float]) -> dict[str, Tensor]:
         """The input of a model for a text and the numbers (c) of a row."""

@@ -39,7 +39,7 @@ from regard.tasks.row_splits import (
     to_text,
 )
 from regard.tasks.rows import Row, RowIterator, Rows, read_rows
-from regard.tasks.tokenizers import CLASSIFIER_TOKENIZERS, Tokenizer, train_tokenizer
+from regard.tasks.tokenizers import CLASSIFIER_TOKENIZERS, Tokenizer, train_tokenizer, unknown_notes
 
 LENGTH_QUANTILE = 0.95  # share of the training texts that are read to the end, by default
 LENGTH_MULTIPLE, MAX_LENGTH = 16, 1024
@@ -158,6 +158,9 @@ class TextClassification(TokenTask):
         return [
             *self.source.notes(),
             *self.processor.truncation_notes(truncated, sum(sizes.values())),
+            *unknown_notes(
+                self.processor.tokenizer, {split: each.tokens for split, each in self.texts.items()}
+            ),
             *copy_notes({split: each.hashes for split, each in self.texts.items()}, "texts"),
             *small_split_notes(sizes, self.classes),
         ]

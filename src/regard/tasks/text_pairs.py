@@ -55,6 +55,7 @@ from regard.tasks.tokenizers import (
     Tokenizer,
     tokenizer_from_dict,
     train_tokenizer,
+    unknown_notes,
 )
 
 JOINT, DUAL = "joint", "dual"
@@ -153,6 +154,10 @@ class PairProcessor(Processor):
             if not isinstance(text, str):
                 raise TypeError(f"{name!r} must be a text, not {type(text).__name__}.")
         return self.join(*self.truncate(*texts)[:2])
+
+    def truncates(self, raw: Any, /) -> bool:
+        """See `Processor`."""
+        return self.truncate(*(raw[name] for name in self.columns))[2]
 
     def split(self, x: Tensor) -> tuple[str, str]:
         """The two texts of the input of an example."""
@@ -376,6 +381,9 @@ class TextPairClassification(TokenTask):
             )
         return [
             *notes,
+            *unknown_notes(
+                self.processor.tokenizer, {split: each.tokens for split, each in self.pairs.items()}
+            ),
             *copy_notes({split: each.hashes for split, each in self.pairs.items()}, "pairs"),
             *small_split_notes({split: self.size(split) for split in SPLITS}, self.classes),
         ]

@@ -11,7 +11,7 @@ import re
 import zlib
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import numpy as np
 from regard.disk_cache import read_or_create
 from regard.errors import check_int, did_you_mean
 from regard.json_files import read_json
+from regard.tasks.files import CHUNK
 
 EMPTY = 1
 CODEPOINTS = 0x110000
@@ -327,6 +328,25 @@ def train_tokenizer(
     return ByteTokenizer() if name == "byte" else CharTokenizer.train(texts())
 
 
+def unknown_notes(tokenizer: Tokenizer, splits: Mapping[str, np.ndarray]) -> list[str]:
+    """Sentences about characters that are not in the vocabulary.
+
+    Args:
+        splits: The tokens of each split.
+    """
+    if tokenizer.unit != "character":
+        return []
+    notes = []
+    for split, tokens in splits.items():
+        chunks = (tokens[at : at + CHUNK] for at in range(0, len(tokens), CHUNK))
+        if count := sum(int((chunk == EMPTY).sum()) for chunk in chunks):
+            notes.append(
+                f"{count:,} of {len(tokens):,} characters of the {split} split are not in the "
+                "vocabulary: the model reads them as one unknown character."
+            )
+    return notes
+
+
 def choose_tokenizer(texts: Iterable[str]) -> str:
     """Choose "word" for texts of words that occur again, with spaces between them, else "byte".
 
@@ -351,7 +371,12 @@ def choose_tokenizer(texts: Iterable[str]) -> str:
 
 def tokenizer_of_run(folder: Path) -> Tokenizer:
     """The tokenizer that a run was trained with."""
-    return tokenizer_from_dict(saved_tokenizer_of_run(folder))
+    content = saved_tokenizer_of_run(folder)
+    if content["type"] == "features":
+        raise ValueError(
+            f"Run {folder} reads features of words, which no task on texts does: give tokenizer=..."
+        )
+    return tokenizer_from_dict(content)
 
 
 def saved_tokenizer_of_run(folder: Path) -> dict[str, Any]:

@@ -100,6 +100,11 @@ class WordPieces(WordEncoder):
         self.tokenizer, self.vocab_size = tokenizer, tokenizer.vocab_size
         texts = (tokenizer.decode([token]) for token in range(tokenizer.vocab_size))
         self.starts_word = np.array([text.startswith(" ") for text in texts])
+        if not self.starts_word.any():
+            raise ValueError(
+                f"The {tokenizer.name} tokenizer has no token that shows where words start: use "
+                "tokenizer=features, byte or bpe, or a run with such a tokenizer."
+            )
 
     @property
     def input(self) -> InputConfig:

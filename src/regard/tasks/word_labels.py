@@ -31,10 +31,12 @@ from regard.tasks.processors import Prediction, Processor
 from regard.tasks.rendering import Rendered, RenderedParts, RenderedText
 from regard.tasks.row_splits import SplitRows, copy_notes, hash_bytes
 from regard.tasks.text_codes import codes_of_texts, texts_of_codes
+from regard.tasks.tokenizers import unknown_notes
 from regard.tasks.word_encoders import (
     SplitText,
     Window,
     WordEncoder,
+    WordPieces,
     join_words,
     split_text,
     split_windows,
@@ -103,12 +105,7 @@ class WordTagger(Processor):
 
         The text and the places of its words come with the tokens, for the offsets of predictions.
         """
-        if isinstance(raw, str):
-            found = split_text(raw)
-        elif isinstance(raw, Sequence) and all(isinstance(word, str) for word in raw):
-            found = join_words(raw)
-        else:
-            raise TypeError(f"Expected a text or a list of words, not {raw!r:.60}.")
+        found = self._split(raw)
         spans = found.spans or [(0, 0)]  # the model needs a token, of which nothing is told
         pieces = self.encode_words(found.words or ["."])
         if self.overflow == "truncate":
@@ -119,6 +116,19 @@ class WordTagger(Processor):
             WORD_STARTS: torch.tensor([start for start, _ in spans]),
             WORD_ENDS: torch.tensor([end for _, end in spans]),
         }
+
+    def _split(self, raw: Any) -> SplitText:
+        """The words of a text, or of a list of words."""
+        if isinstance(raw, str):
+            return split_text(raw)
+        if isinstance(raw, Sequence) and all(isinstance(word, str) for word in raw):
+            return join_words(raw)
+        raise TypeError(f"Expected a text or a list of words, not {raw!r:.60}.")
+
+    def truncates(self, raw: Any, /) -> bool:
+        """See `Processor`."""
+        sizes = [len(each) for each in self.encode_words(self._split(raw).words)]
+        return self.overflow == "truncate" and self.windows(sizes)[0].end < len(sizes)
 
     # ------------------------------------------------------------------------------- predicting
     def predict(self, model: Model, inputs: Mapping[str, Tensor | None]) -> list[Prediction]:
@@ -283,7 +293,7 @@ class WordLabelling(TokenTask):
         )
         super().__init__(vocab_size=encoder.vocab_size, classes=len(labels), length=length)
         self.processor = WordTagger(encoder, length, labels, overflow)
-        self.long_sentences = 0
+        self.long_sentences = self.long_words = 0
         self.sentences = {split: self._encode_split(split) for split in SPLITS}
 
     def _encode_split(self, split: str) -> EncodedSentences:
@@ -299,6 +309,9 @@ class WordLabelling(TokenTask):
         for number, (_, row) in enumerate(self.source.walk(split)):
             pieces = self.processor.encode_words(row.words)
             sizes = [len(each) for each in pieces]
+            if max(sizes) == self.length:
+                whole = (len(encoder.encode(word)) for word in row.words)
+                self.long_words += sum(count > self.length for count in whole)
             entities = find_entities(row.labels) if self.processor.has_entities else []
             inside = {i for each in entities for i in range(each.start + 1, each.end)}
             windows = self.processor.windows(sizes, lambda place: place not in inside)  # noqa: B023
@@ -411,12 +424,21 @@ class WordLabelling(TokenTask):
         """See `Task`."""
         hashes = {split: each.hashes for split, each in self.sentences.items()}
         notes = [*self.source.notes(), *copy_notes(hashes, "sentences")]
+        encoder = self.processor.encoder
+        if isinstance(encoder, WordPieces):
+            tokens = {split: each.tokens for split, each in self.sentences.items()}
+            notes += unknown_notes(encoder.tokenizer, tokens)
         if self.long_sentences:
             done = "the words after them are left out, and do not count."
             if self.processor.overflow == "stride":
                 done = "they are read in windows that overlap."
             notes.append(
                 f"{self.long_sentences:,} sentences have more than {self.length} tokens: {done}"
+            )
+        if self.long_words:
+            notes.append(
+                f"{self.long_words:,} words have more than {self.length} tokens: the model does "
+                "not see their ends."
             )
         return notes
 

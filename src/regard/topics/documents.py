@@ -17,6 +17,7 @@ from regard.tasks.files import existing_path, file_type, open_text
 from regard.tasks.processors import TextProcessor
 from regard.tasks.row_splits import is_blank, to_label, to_text
 from regard.tasks.rows import HUGGING_FACE, get_column, read_rows
+from regard.tasks.tokenizers import replace_surrogates
 from regard.train.inference import TrainedRun, load_run, mean_tokens
 
 Embedder = Callable[[Sequence[str]], Tensor]  # documents -> (n, d)
@@ -150,7 +151,7 @@ def load_embedder(
         for first in range(0, len(order), batch_size):
             chosen = order[first : first + batch_size]
             encoded = tokenizer(
-                [documents[i] for i in chosen],
+                [replace_surrogates(documents[i]) for i in chosen],
                 padding=True,
                 truncation=True,
                 max_length=most,

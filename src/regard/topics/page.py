@@ -17,6 +17,7 @@ from regard.report.page import document
 from regard.report.plots import plot_figure
 from regard.report.sections import scrolling_table, section
 from regard.report.styles import COLOURS, GREY, SHAPES
+from regard.tasks.tokenizers import replace_surrogates
 from regard.topics.evaluation import TopicScores
 from regard.topics.words import MISSING
 
@@ -86,7 +87,7 @@ def map_chart(report: TopicReport) -> Chart:
     chosen = np.random.default_rng(0).permutation(len(report.documents))[:MAX_POINTS]
     data = []
     for i in sorted(chosen.tolist()):
-        text = " ".join(report.documents[i].split())
+        text = " ".join(replace_surrogates(report.documents[i]).split())
         row = {
             "x": round(float(report.places[i, 0]), 3),
             "y": round(float(report.places[i, 1]), 3),

@@ -55,7 +55,9 @@ def count_words(
         )
     if not 0 < max_df <= 1:
         raise ValueError(f"max_df is a share of the documents, from 0 to 1: not {max_df!r}")
-    stop = stop_words if stop_words is None or isinstance(stop_words, str) else list(stop_words)
+    stop = stop_words
+    if not (stop_words is None or isinstance(stop_words, str)):
+        stop = [word.lower() for word in stop_words]
     vectorizer = CountVectorizer(
         stop_words=stop, min_df=least, max_df=float(max_df), token_pattern=WORD
     )

@@ -13,6 +13,7 @@ from torch import Tensor
 from regard.models import Model, load
 from regard.models.serialization import format_names, unique_tensors
 from regard.tasks.tokenizers import tokenizer_from_dict
+from regard.tasks.word_encoders import FEATURES
 
 HEAD, EMBEDDING, POSITION = "head.", ".embed.tokens.", ".position."
 
@@ -139,7 +140,7 @@ def count_shared_tokens(
     first, second = (each.get("tokenizer") for each in processors)
     if first != second:
         return 0
-    if first is None or same_task:
+    if first is None or same_task or first["type"] == FEATURES:  # no task adds features
         return None
     return tokenizer_from_dict(first).vocab_size
 
