@@ -37,13 +37,13 @@ from regard.train.run import ModelSettings, RunSpec, run_training
 
 RESULT = Path(__file__).parent / "results" / "pretraining.json"
 MODEL = ModelSettings(dim=128, heads=4, layers=2, position=ModuleSpec(name="rope"), dropout=0.1)
-VOCAB_SIZE, WINDOW = 4096, 64
-PRETRAINING_STEPS, PRETRAINING_LR = 5000, 3e-3
-SEEDS, RATES = (0, 1), (5e-4, 2e-3)
+VOCAB_SIZE, WINDOW = 4096, 128
+PRETRAINING_STEPS, PRETRAINING_LR = 16_000, 3e-3
+SEEDS, RATES = (0, 1), (1e-3, 3e-3)
 SIZES = {"100 rows": 100, "1,000 rows": 1000, "all rows": None}
 BBC_VALID, BBC_TEST = 200, 600
 # length of an example, and the steps for each size
-TASKS = {"classify": (128, (100, 160, 200)), "tag": (64, (100, 250, 400))}
+TASKS = {"classify": (128, (150, 200, 300)), "tag": (64, (200, 500, 1200))}
 
 
 # --------------------------------------------------------------------------------------------- data
@@ -121,7 +121,8 @@ def pretrain(folder: Path, scores: dict[str, Any]) -> Path:
             steps=PRETRAINING_STEPS,
             lr=PRETRAINING_LR,
             warmup_steps=300,
-            batch_size=32,
+            batch_size=16,
+            dtype="bfloat16",
             eval_every=PRETRAINING_STEPS // 4,
             eval_examples=64,
             save_every=PRETRAINING_STEPS // 4,

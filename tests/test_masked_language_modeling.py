@@ -88,6 +88,11 @@ def test_predictions_fill_in_masks(task):
         processor.encode("the dog")
     with pytest.raises(ValueError, match="comes after 64 tokens"):
         processor.encode("x" * 64 + "[MASK]")
+    assert (
+        processor.render(prediction)
+        .to_text()
+        .startswith(f"the dog sees the fog\n  mask 1: 'd' {prediction['masks'][0]['d']:.3f}, ")
+    )
     shown = task.render(task.example("valid", 0), prediction).to_text()
     assert "[MASK]" in shown and "→ '" in shown and "predicted: text the dog sees the fog" in shown
 

@@ -303,7 +303,7 @@ def test_a_metric_without_a_value_on_the_test_split_loses_no_run(tmp_path, monke
     words = ("--task", "by_r2", "--data", tmp_path, "--dim", 8, "--heads", 2, "--layers", 1)
     words += ("--steps", 2, "--batch-size", 4, "--out")
     shown = run("train", *words, tmp_path / "x")
-    assert "r2 no value on test, best on valid -" in shown.stdout
+    assert "r2 no value on 20 examples of test, best on valid -" in shown.stdout
     result = json.loads((tmp_path / "x" / "result.json").read_text())
     assert result["test"] is None and set(result["metrics"]) == {"mae", "rmse"}
     assert "r2" in run("runs", "list", tmp_path).stdout

@@ -472,7 +472,8 @@ def _print_result(folder: Path, result: dict[str, Any]) -> None:
     step = result.get("best_step")
     at = "" if step is None else f" at step {step:,}"
     test = "no value" if result["test"] is None else f"{result['test']:.4f}"
-    to.print(f"{metric} {test} on test, best on valid {result['best']:.4f}{at}")
+    examples = f"{result['examples']:,} examples"
+    to.print(f"{metric} {test} on {examples} of test, best on valid {result['best']:.4f}{at}")
     others = {name: value for name, value in result["metrics"].items() if name != metric}
     if others:
         values = ", ".join(f"{name} {value:.4g}" for name, value in others.items())

@@ -18,7 +18,7 @@ from regard.tasks.baselines import Baseline, NGramModel, spread_blocks
 from regard.tasks.language_modeling import LanguageModeling
 from regard.tasks.metrics import Accuracy, Bits
 from regard.tasks.processors import Prediction, TextProcessor
-from regard.tasks.rendering import Rendered
+from regard.tasks.rendering import Rendered, RenderedParts, RenderedText
 from regard.tasks.tokenizers import tokenizer_from_dict
 
 MASK = "[MASK]"
@@ -86,6 +86,14 @@ class MaskedTextProcessor(TextProcessor):
                 masks.append(guesses)
             predictions.append({"text": self.tokenizer.decode(tokens), "masks": masks})
         return predictions
+
+    def render(self, prediction: Prediction) -> Rendered:
+        """See `Processor`: the text, and a line with the guesses for each mask."""
+        lines = [RenderedText(prediction["text"])]
+        for number, guesses in enumerate(prediction["masks"], 1):
+            shares = ", ".join(f"{text!r} {share:.3f}" for text, share in guesses.items())
+            lines.append(RenderedText(f"  mask {number}: {shares}"))
+        return RenderedParts(lines)
 
     @classmethod
     def from_dict(cls, content: Mapping[str, Any]) -> MaskedTextProcessor:
