@@ -162,7 +162,7 @@ def fine_tune(
             warmup_steps=count // 10,
             batch_size=16,
             eval_every=max(1, count // 4),
-            eval_examples=200,
+            eval_examples=2000,  # all
             save_every=count,
             seed=seed,
         ),

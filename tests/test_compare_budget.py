@@ -33,7 +33,7 @@ from regard.compare.halving import (
     rung_sizes,
 )
 from regard.compare.ledger import Ledger
-from regard.compare.load import Load, merge_loads
+from regard.compare.load import Load, merge_loads, own_seconds
 from regard.compare.plan import PARTS, SHORTLIST, fit_tasks
 from regard.compare.record import baseline_statistics, read_record
 from regard.json_files import write_json
@@ -173,6 +173,31 @@ def test_rungs_halve_and_keep_the_reference():
     assert [each.label for each in kept] == ["linear", "vanilla"]
     lowest = rank_candidates(scores, higher_is_better=False)[0]
     assert lowest == Standing("vanilla", 1e-3, 0.1)
+
+
+SERVER = """
+import os, sys, time
+if not os.fork():
+    while time.process_time() < 0.3:
+        pass
+    os._exit(0)
+os.wait()
+print("done", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs /proc")
+def test_the_time_of_forks_of_a_living_server_is_our_own():
+    """Fails if the runs of a comparison count as other processes that keep the machine busy."""
+    before = own_seconds()
+    with subprocess.Popen(
+        [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as server:
+        assert server.stdout.readline() == b"done\n"
+        alive = own_seconds() - before
+    assert alive > 0.29
+    assert own_seconds() - before == pytest.approx(alive, abs=0.2)  # counted once after its end
 
 
 def test_small_numbers():

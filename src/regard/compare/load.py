@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
+from pathlib import Path
 
 from regard.bench.machine import MAX_OTHERS, busy_seconds
 
@@ -32,21 +33,39 @@ class LoadWatch:
 
     def __init__(self) -> None:
         self.begin, self.before = time.monotonic(), busy_seconds()
-        self.own = _own_seconds()
+        self.own = own_seconds()
 
     def load(self) -> Load | None:
         """Return the load so far; None where the system does not tell it (no /proc)."""
         after, seconds = busy_seconds(), time.monotonic() - self.begin
         if self.before is None or after is None or seconds <= 0:
             return None
-        everyone, own = after[0] - self.before[0], _own_seconds() - self.own
+        everyone, own = after[0] - self.before[0], own_seconds() - self.own
         return Load(max(0.0, everyone - own) / seconds, os.cpu_count() or 1, seconds)
 
 
-def _own_seconds() -> float:
-    """CPU seconds of this process and of its children that have ended."""
+def own_seconds() -> float:
+    """CPU seconds of this process and of its descendants, running or not.
+
+    A process that has ended is in the times of its parent; so those that forks of a living server
+    took are found in the server.
+    """
     times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    own = times.user + times.system + times.children_user + times.children_system
+    children: dict[int, list[tuple[int, float]]] = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()  # a name may contain spaces
+        except OSError:  # it has ended
+            continue
+        seconds = sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+        children.setdefault(int(fields[1]), []).append((int(path.parent.name), seconds))
+    parents = [os.getpid()]
+    while parents:
+        for child, seconds in children.get(parents.pop(), ()):
+            own += seconds
+            parents.append(child)
+    return own
 
 
 def merge_loads(loads: list[Load]) -> Load | None:
