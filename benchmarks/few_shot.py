@@ -10,7 +10,7 @@ minutes on one core.
 
 Perplexity is that of a token, over windows of 512 tokens of WikiText-2 test that are spread evenly.
 Few-shot prompts ask for the sentiment of the last sentence of a review (of 5 to 40 words), with
-examples from IMDb train and 60 test sentences. Recovery trains on WikiText-2 train.
+examples from IMDb train and 240 test sentences. Recovery trains on WikiText-2 train.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("data", type=Path)
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results/few-shot.json"))
-    parser.add_argument("--examples", type=int, default=60)
+    parser.add_argument("--examples", type=int, default=240)
     parser.add_argument("--tables", type=int, default=8)
     parser.add_argument("--recover-seconds", type=float, default=120)
     given = parser.parse_args()
