@@ -85,7 +85,11 @@ def measure(data: Path, run: Path, folder: Path) -> None:
         if key in results:
             return
         started = time.process_time()
-        results[key] = values(*fit())
+        try:
+            results[key] = values(*fit())
+        except ValueError as error:  # HDBSCAN found no cluster
+            results[key] = {"topics": 0}
+            print(key, error, flush=True)
         results[key]["cpu_seconds"] = time.process_time() - started
         write_json(RESULT, results)
         print(key, {name: round(value, 3) for name, value in results[key].items()}, flush=True)
@@ -139,7 +143,8 @@ def table() -> str:
     lines = ["| | topics | NPMI | diversity | purity | NMI | ARI |", "| --- " * 7 + "|"]
     for name, found in rows.items():
         means = {key: statistics.mean(each[key] for each in found) for key in found[0]}
-        cells = [f"{means[key]:.3f}" for key in ("npmi", "diversity", "purity", "nmi", "ari")]
+        scores = ("npmi", "diversity", "purity", "nmi", "ari")
+        cells = [f"{means[key]:.3f}" if key in means else "" for key in scores]
         lines.append(f"| {name} | {means['topics']:.3g} | {' | '.join(cells)} |")
     return "\n".join(lines)
 
