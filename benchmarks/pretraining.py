@@ -1,7 +1,7 @@
 """What pretraining wins: masked language modeling on plain text, then fine-tuning on few or many
 labelled rows, beside training from scratch and a baseline without a network.
 
-    python benchmarks/pretraining.py DATA               about 20 minutes on one core
+    python benchmarks/pretraining.py DATA               about 40 minutes on one core
     python benchmarks/pretraining.py DATA --table       the table of the stored scores
 
 DATA is a folder with wikitext-2/, bbc-news/ and wnut17/. One encoder is pretrained on WikiText-2

@@ -36,12 +36,12 @@ def read_sentences(data: str | Path, encoding: str, tokens: str, labels: str) ->
         files = files_by_split(path, SUFFIXES)
         _check_unread_files(path, files)
 
-    def read(paths: list[Path]) -> RowIterator:
+    def read_files(paths: list[Path]) -> RowIterator:
         for file in paths:
             for where, words, tags in _read_file(file, encoding):
                 yield where, {tokens: words, labels: tags}
 
-    return {split: Rows(partial(read, paths)) for split, paths in files.items()}
+    return {split: Rows(partial(read_files, paths)) for split, paths in files.items()}
 
 
 def _check_unread_files(folder: Path, files: dict[str, list[Path]]) -> None:

@@ -74,7 +74,7 @@ VERBS = {
 HELD_OUT = {"valid": (0,), "test": (1,), "train": range(2, 10)}  # tenths of the sentences
 
 
-class TextPair(NamedTuple):
+class LabelledPair(NamedTuple):
     """Two texts with their label."""
 
     first: str
@@ -196,7 +196,7 @@ class PairProcessor(Processor):
             raise ValueError(f"Not a saved processor of pairs: {error!r}") from None
 
 
-class EncodedPairs(NamedTuple):
+class EncodedLabelledPairs(NamedTuple):
     """Concatenated tokens; text i is tokens[ends[i] : ends[i + 1]], and texts 2i and 2i + 1 are
     pair i, which has class classes[i] and hash hashes[i]. `truncated` counts shortened pairs."""
 
@@ -277,12 +277,12 @@ class TextPairClassification(TokenTask):
         else:
             rows = {split: Rows(partial(_built_in_rows, split, seed)) for split in SPLITS}
 
-        def parse(where: str, values: list[Any]) -> TextPair:
+        def parse(where: str, values: list[Any]) -> LabelledPair:
             one, two = (
                 to_text(where, name, value)
                 for name, value in zip((first, second), values, strict=False)
             )
-            return TextPair(one, two, to_label(where, label, values[2]))
+            return LabelledPair(one, two, to_label(where, label, values[2]))
 
         self.source = SplitRows(
             rows, (first, second, label), parse, stratify=label, drop=missing == "drop", seed=seed
@@ -316,7 +316,9 @@ class TextPairClassification(TokenTask):
         tokens = TokenInput(vocab_size=self.vocab_size, type_vocab_size=types)
         return ModelNeeds(kind=kind, input=tokens, head=head, length=self.length)
 
-    def _encode_split(self, split: str, processor: PairProcessor) -> tuple[EncodedPairs, list[str]]:
+    def _encode_split(
+        self, split: str, processor: PairProcessor
+    ) -> tuple[EncodedLabelledPairs, list[str]]:
         """The tokens and classes of a split, and the labels: those of the processor, or else those
         of this split, most frequent first."""
         builder, ends = ArrayBuilder(processor.tokenizer.dtype), array("q", [0])
@@ -336,7 +338,9 @@ class TextPairClassification(TokenTask):
         if known.is_open:
             classes, labels = known.order_by_frequency(classes, self.source.columns[2])
         tokens = builder.finish()
-        return EncodedPairs(tokens, np.array(ends), classes, np.array(hashes), truncated), labels
+        return EncodedLabelledPairs(
+            tokens, np.array(ends), classes, np.array(hashes), truncated
+        ), labels
 
     def size(self, split: str) -> int:
         """See `Task`."""

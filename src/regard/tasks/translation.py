@@ -720,7 +720,7 @@ def _read_pairs(
     if test is not None and "test" not in pairs:
         raise ValueError(f"test={test!r}, but {folder} has no test files.")
 
-    def read(pairs: list[tuple[Path, Path]]) -> RowIterator:
+    def read_files(pairs: list[tuple[Path, Path]]) -> RowIterator:
         for first, second in pairs:
             # a carriage return inside a sentence ends no line
             with (
@@ -737,7 +737,7 @@ def _read_pairs(
                     row = {source: line.rstrip("\r\n"), target: other.rstrip("\r\n")}
                     yield f"line {number} of {first}", row
 
-    rows = {split: Rows(partial(read, files)) for split, files in pairs.items()}
+    rows = {split: Rows(partial(read_files, files)) for split, files in pairs.items()}
     return rows, [_stem(first) for first, _ in pairs.get("test", [])]
 
 
