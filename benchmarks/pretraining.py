@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import json
 import lzma
+import re
 import shutil
 import statistics
 import time
@@ -51,6 +52,11 @@ def read_text(path: Path) -> str:
     return lzma.decompress(path.read_bytes()).decode("utf-8")
 
 
+def split_sentences(text: str) -> list[str]:
+    """The sentences of a CoNLL file, between lines that are empty or of white space."""
+    return re.split(r"\n(?:[ \t]*\n)+", text.strip().replace("\r", ""))
+
+
 def prepare(data: Path, folder: Path) -> None:
     """Write the text for pretraining and the rows of every size."""
     rows = [json.loads(x) for x in read_text(data / "bbc-news" / "bbc.jsonl.xz").splitlines()]
@@ -65,7 +71,7 @@ def prepare(data: Path, folder: Path) -> None:
         for split, indices in parts.items()
     }
     tweets = {
-        split: read_text(data / "wnut17" / name).strip().replace("\r", "").split("\n\n")
+        split: split_sentences(read_text(data / "wnut17" / name))
         for split, name in (
             ("train", "wnut17train.conll.xz"),
             ("valid", "emerging.dev.conll.xz"),
@@ -201,6 +207,12 @@ def measure(data: Path, folder: Path) -> None:
                     name: made.metric.compute(baseline(test))
                     for name, baseline in made.baselines().items()
                 }
+                if task == "tag":
+                    names = create_task(
+                        "ner", data=str(folder / task / size), length=TASKS[task][0]
+                    )
+                    crf = names.baselines()["CRF"](range(names.size("test")))
+                    scores[key]["CRF"] = names.metric.compute(crf)
                 write_json(RESULT, scores)
             for seed in SEEDS:
                 for arm, start in (("from scratch", None), ("pretrained", pretrained)):
