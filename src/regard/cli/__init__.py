@@ -77,6 +77,8 @@ COMMANDS = {
     "export": CommandEntry("exporting:export_command"),
     "list": CommandEntry("listing:list_command", slow=False),
     "show": CommandEntry("showing:show", slow=False),
+    "look": CommandEntry("looking:look_command"),
+    "watch": CommandEntry("watching:watch", slow=False),
     "gallery": CommandEntry("gallery:gallery", slow=False),
     "cost": CommandEntry("costing:cost_command", slow=False),
     "bench": CommandEntry("benching:bench"),

@@ -1,0 +1,1 @@
+"""Looking inside models: maps of any mixer, numbers of heads, interventions, one offline page."""
