@@ -1,4 +1,4 @@
-"""What a page shows, as JSON values: the format between `regard.look` and its front end."""
+"""What a page shows, as JSON values: the format between `regard.inspection` and its front end."""
 
 from __future__ import annotations
 
