@@ -102,3 +102,34 @@ class ViewData(TypedDict):
     models: list[ModelData]
     matches: list[HeadMatch]
     server: bool
+
+
+class HeadEdit(TypedDict):
+    """A change of a head of a model: `map` is an index in `maps`; head None is every head of it.
+
+    `replace` is what is there instead: "zero" switches the head off, "uniform" and "identity"
+    replace its map, "example" replaces it by the map of another text, `example`.
+    """
+
+    map: int
+    head: int | None
+    replace: Literal["zero", "uniform", "identity", "example"]
+    example: NotRequired[str]
+
+
+class OutputData(TypedDict):
+    """What a model answers: a text, and the most likely labels or next tokens with their
+    probabilities. `lens` is as in `ModelData`."""
+
+    prediction: str
+    probabilities: list[tuple[str, float]]
+    lens: NotRequired[dict[str, Any]]
+
+
+class InterventionData(TypedDict):
+    """Outputs without and with the edits. `metric` is the metric of the task on a sample:
+    {"name", "before", "after", "examples"}."""
+
+    before: OutputData
+    after: OutputData
+    metric: NotRequired[dict[str, Any]]
