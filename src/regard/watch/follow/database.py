@@ -37,19 +37,12 @@ CREATE TABLE alerts (
     priority REAL NOT NULL,
     status TEXT NOT NULL,
     reason TEXT NOT NULL,
-    repeats INTEGER NOT NULL DEFAULT 0,
-    last_repeat REAL,
     content TEXT NOT NULL,
     event TEXT
 );
 CREATE INDEX alerts_by_time ON alerts (time);
 CREATE INDEX alerts_by_endpoint ON alerts (endpoint, time);
 CREATE INDEX alerts_by_entity ON alerts (entity, time);
-
-CREATE TABLE repeats (
-    id TEXT PRIMARY KEY, first TEXT NOT NULL, time REAL NOT NULL, source TEXT NOT NULL
-) WITHOUT ROWID;
-CREATE INDEX repeats_by_first ON repeats (first);
 
 CREATE TABLE deliveries (
     output TEXT NOT NULL, alert TEXT NOT NULL, PRIMARY KEY (output, alert)

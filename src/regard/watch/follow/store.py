@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from regard.errors import check_choice, did_you_mean
-from regard.watch.alert import Alert
 from regard.watch.event import Event
 from regard.watch.follow.database import DATABASE_FILE, Database
 
-# `Alert.status` is "alert" or "shadow"; the store adds the reasons not to show an alert
-STATUSES = ("alert", "shadow", "muted", "known_shape", "accepted")
+# The detector says "alert", "shadow" (the endpoint is new) or "repeated" (the finding was reported
+# often enough today); the others are reasons of the store not to show an alert.
+STATUSES = ("alert", "shadow", "repeated", "muted", "known_shape", "accepted")
 LABELS = ("attack", "normal")
 SHAPE_STATUSES = ("new", "accepted")
 ORDERS = {"priority": "priority DESC, alerts.time DESC", "time": "alerts.time DESC"}
@@ -66,8 +66,6 @@ class AlertEntry:
         priority: Rank for people, higher first: -log10 p, plus what labels have taught.
         label: One of `LABELS`, or "".
         note: What the person who labelled it wrote.
-        repeats: How many like it followed: of the same entity, endpoint, kind and path.
-        last_repeat: Time of the last of them.
         event: The event, which `accept` needs; it is not masked, so it is never shown.
     """
 
@@ -77,8 +75,6 @@ class AlertEntry:
     priority: float = 0.0
     label: str = ""
     note: str = ""
-    repeats: int = 0
-    last_repeat: float | None = None
     event: dict[str, Any] | None = None
 
 
@@ -326,39 +322,6 @@ class WatchStore:
                         [(output, content["id"]) for output in outputs],
                     )
 
-    def find_repeated(self, alert: Alert, path: str, seconds: float) -> str | None:
-        """The id of an alert like this one, of the same entity, endpoint, kind and path, not more
-        than so many seconds before; None if there is none."""
-        found = self._rows(
-            "SELECT id FROM alerts WHERE entity = ? AND time > ? AND time <= ? AND tenant = ? "
-            "AND endpoint = ? AND kind = ? AND path = ? AND status = ? AND id != ? LIMIT 1",
-            [
-                alert.entity,
-                alert.time - seconds,
-                alert.time,
-                alert.tenant,
-                alert.endpoint,
-                alert.kind,
-                path,
-                alert.status,
-                alert.id,
-            ],
-        )
-        return str(found[0][0]) if found else None
-
-    def add_repeat(self, alert: Alert, first: str) -> None:
-        """Store that an alert repeats another one; nothing if it is stored already."""
-        with self.transaction():
-            if self._write(
-                "INSERT OR IGNORE INTO repeats VALUES (?, ?, ?, ?)",
-                [(alert.id, first, alert.time, alert.source)],
-            ):
-                self._write(
-                    "UPDATE alerts SET repeats = repeats + 1, "
-                    "last_repeat = max(coalesce(last_repeat, 0), ?) WHERE id = ?",
-                    [(alert.time, first)],
-                )
-
     def alerts(self, query: AlertQuery | None = None) -> list[AlertEntry]:
         """Alerts that match a query; all with status "alert", the most urgent first, if None."""
         query = query or AlertQuery()
@@ -373,8 +336,7 @@ class WatchStore:
         """Alerts with their labels; `clause` is what follows the FROM."""
         rows = self._rows(
             "SELECT content, status, reason, priority, coalesce(label, ''), coalesce(note, ''), "
-            "repeats, last_repeat, event FROM alerts LEFT JOIN labels ON labels.alert = alerts.id "
-            + clause,
+            "event FROM alerts LEFT JOIN labels ON labels.alert = alerts.id " + clause,
             values,
         )
         return [
@@ -385,11 +347,9 @@ class WatchStore:
                 priority=priority,
                 label=label,
                 note=note,
-                repeats=repeats,
-                last_repeat=last_repeat,
                 event=None if event is None else json.loads(event),
             )
-            for content, status, reason, priority, label, note, repeats, last_repeat, event in rows
+            for content, status, reason, priority, label, note, event in rows
         ]
 
     def count_alerts(self, query: AlertQuery | None = None) -> int:
@@ -422,9 +382,7 @@ class WatchStore:
         return self._read_alerts("WHERE id = ?", [resolved])[0]
 
     def resolve_alert(self, id: str) -> str:
-        """The full id of an alert, given its first characters or the id of a repeat of it."""
-        if found := self._rows("SELECT first FROM repeats WHERE id = ?", [id]):
-            return str(found[0][0])
+        """The full id of an alert, given its first characters."""
         if self._rows("SELECT 1 FROM alerts WHERE id = ?", [id]):
             return id
         end = id + "\U0010ffff"
@@ -443,10 +401,8 @@ class WatchStore:
         raise ValueError(f"There is no alert {id!r} in {self.folder}: {hint}")
 
     def alert_ids(self) -> set[str]:
-        """The ids of all alerts and repeats."""
-        return {
-            str(row[0]) for row in self._rows("SELECT id FROM alerts UNION SELECT id FROM repeats")
-        }
+        """The ids of all alerts, whatever their status."""
+        return {str(row[0]) for row in self._rows("SELECT id FROM alerts")}
 
     def set_priorities(self, priorities: dict[str, float]) -> None:
         """Set the priorities of alerts by id."""
@@ -470,9 +426,9 @@ class WatchStore:
                 [(max_alerts,)],
             )
             if deleted:
-                orphans = "NOT IN (SELECT id FROM alerts)"
-                self._write(f"DELETE FROM repeats WHERE first {orphans}", [()])
-                self._write(f"DELETE FROM deliveries WHERE alert {orphans}", [()])
+                self._write(
+                    "DELETE FROM deliveries WHERE alert NOT IN (SELECT id FROM alerts)", [()]
+                )
             self._write("DELETE FROM drifts WHERE time < ?", [(before,)])
             self._write("DELETE FROM series WHERE time < ?", [(before,)])
             self._write(
