@@ -1,0 +1,90 @@
+"""Fields of events by expressions, such as 'request.user' and 'method path'."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from regard.watch.events.ids import url_template
+
+MAX_FIELD = 512  # characters of an entity, an endpoint or a tenant
+
+
+class FieldExpression:
+    """Reads one field of an event.
+
+    A path names a value: `request.user`, `userIdentity.arn`, `headers.0.value`; a key that contains
+    dots is found too. Several paths, separated by spaces, are joined by spaces. `|` separates
+    alternatives: the first one of which all paths are there is taken.
+
+    >>> FieldExpression("user.name|ip")({"user": {"name": None}, "ip": "192.0.2.1"})
+    '192.0.2.1'
+
+    Args:
+        text: The expression.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.alternatives = [
+            [path.split(".") for path in alternative.split()] for alternative in text.split("|")
+        ]
+        if not all(self.alternatives) and text.strip():
+            raise ValueError(
+                f"field {text!r} has an empty alternative: write paths such as 'request.user', "
+                f"joined by spaces, with alternatives separated by '|'"
+            )
+
+    def __call__(self, content: dict[str, Any]) -> Any:
+        """The value of the first alternative that is there: a string if it has several paths; else
+        whatever JSON value it is. None if there is no alternative."""
+        for paths in self.alternatives:
+            values = [find_value(content, path) for path in paths]
+            if values and None not in values:
+                return values[0] if len(values) == 1 else " ".join(map(str, values))
+        return None
+
+    def endpoint(self, content: dict[str, Any]) -> str:
+        """The values with ids in URLs replaced by classes, such as "GET /orders/{id}"."""
+        for paths in self.alternatives:
+            values = [find_value(content, path) for path in paths]
+            if values and None not in values:
+                words = [word for value in values for word in endpoint_words(value)]
+                return " ".join(words)[:MAX_FIELD]
+        return ""
+
+    def name(self, content: dict[str, Any]) -> str:
+        """The value as a name: a string, "" if it is not there, JSON for objects."""
+        value = self(content)
+        return "" if value is None or value == "-" else str(value)[:MAX_FIELD]
+
+
+def find_value(content: Any, path: Sequence[str]) -> Any:
+    """The value at a path, or None. Numbers are indices of arrays; other keys of an array are those
+    of its first element."""
+    for depth, key in enumerate(path):
+        if isinstance(content, list):
+            if key.isdigit():
+                content = content[int(key)] if int(key) < len(content) else None
+                continue
+            content = content[0] if content else None
+        if not isinstance(content, dict):
+            return None
+        value = content.get(key)
+        if value is None and depth + 1 < len(path):
+            for end in range(len(path), depth + 1, -1):
+                if (merged := content.get(".".join(path[depth:end]))) is not None:
+                    return find_value(merged, path[end:])
+        content = value
+    return content
+
+
+def endpoint_words(value: Any) -> list[str]:
+    """The words of an endpoint that a value gives: a URL without ids, a request line without its
+    protocol."""
+    if not isinstance(value, str):
+        return [str(value)]
+    words = value.split(" ") if "/" in value else [value]
+    if len(words) == 3 and words[2].startswith("HTTP/"):
+        del words[2]
+    return [url_template(word) for word in words if word]
