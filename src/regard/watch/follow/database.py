@@ -102,13 +102,12 @@ CREATE TABLE clusters (
 ) WITHOUT ROWID;
 
 CREATE TABLE entities (
-    tenant TEXT NOT NULL, entity TEXT NOT NULL, time REAL NOT NULL, state TEXT NOT NULL,
+    tenant TEXT NOT NULL, entity TEXT NOT NULL, stored REAL NOT NULL, state BLOB NOT NULL,
     PRIMARY KEY (tenant, entity)
 ) WITHOUT ROWID;
-CREATE INDEX entities_by_time ON entities (time);
+CREATE INDEX entities_by_time ON entities (stored);
 
-CREATE TABLE processed (source TEXT PRIMARY KEY, number INTEGER NOT NULL) WITHOUT ROWID;
-CREATE INDEX processed_by_number ON processed (number);
+CREATE TABLE processed (number INTEGER PRIMARY KEY, count INTEGER NOT NULL, ids BLOB NOT NULL);
 """
 
 

@@ -26,6 +26,7 @@ LABELS = ("attack", "normal")
 SHAPE_STATUSES = ("new", "accepted")
 ORDERS = {"priority": "priority DESC, alerts.time DESC", "time": "alerts.time DESC"}
 MAX_COUNTED_ENTITIES = 1000  # of a shape; beyond, the number is a lower bound
+MAX_DRIFTS = 10_000  # that are kept
 MIN_ID_LENGTH = 4  # characters that are enough to name an alert, if they are unique
 
 
@@ -411,14 +412,14 @@ class WatchStore:
             [(priority, id) for id, priority in priorities.items()],
         )
 
-    def prune(self, *, before: float, max_alerts: int, max_entities: int) -> int:
-        """Delete alerts, drifts and series from before a time, the oldest alerts beyond
-        `max_alerts` and the entities beyond `max_entities` that were seen least recently; labelled
-        alerts stay. Returns the number of alerts deleted."""
+    def prune(self, *, before: float, max_alerts: int) -> int:
+        """Delete what was stored before a time, and the oldest alerts beyond `max_alerts`;
+        labelled alerts stay. Series go by the time of their points. Returns the number of alerts
+        deleted."""
         unlabelled = "id NOT IN (SELECT alert FROM labels)"
         with self.transaction():
             deleted = self._write(
-                f"DELETE FROM alerts WHERE time < ? AND {unlabelled}", [(before,)]
+                f"DELETE FROM alerts WHERE stored < ? AND {unlabelled}", [(before,)]
             )
             deleted += self._write(
                 f"DELETE FROM alerts WHERE {unlabelled} AND rowid IN "
@@ -429,12 +430,14 @@ class WatchStore:
                 self._write(
                     "DELETE FROM deliveries WHERE alert NOT IN (SELECT id FROM alerts)", [()]
                 )
-            self._write("DELETE FROM drifts WHERE time < ?", [(before,)])
-            self._write("DELETE FROM series WHERE time < ?", [(before,)])
             self._write(
-                "DELETE FROM entities WHERE time < (SELECT min(time) FROM "
-                "(SELECT time FROM entities ORDER BY time DESC LIMIT ?))",
-                [(max_entities,)],
+                "DELETE FROM series WHERE time < (SELECT max(time) FROM series) - ?",
+                [(max(0.0, time.time() - before),)],
+            )
+            self._write(
+                "DELETE FROM drifts WHERE rowid IN "
+                "(SELECT rowid FROM drifts ORDER BY rowid DESC LIMIT -1 OFFSET ?)",
+                [(MAX_DRIFTS,)],
             )
         return deleted
 

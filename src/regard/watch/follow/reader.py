@@ -1,0 +1,134 @@
+"""Reading ahead of the detector: a thread that owns the source, and a queue of limited length."""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from regard.watch.sources import Record, Source, SourceError
+
+FIRST_DELAY, LAST_DELAY = 0.5, 30.0  # seconds until the source is tried again; they double
+IDLE_SECONDS = 0.2  # longest wait for records, so that acknowledgements do not wait longer
+
+
+class ReadAhead:
+    """Reads records in a thread, and acknowledges them there: a source belongs to one thread.
+
+    While the queue is full nothing is read, so records wait in the broker and not in memory. When
+    the source fails, it is tried again after 0.5, 1, 2, ... up to 30 seconds; one line says so.
+
+    Args:
+        source: An open source; `close` closes it.
+        size: Records that are read ahead.
+        report: Called with a line when the source fails, and when it answers again.
+    """
+
+    def __init__(self, source: Source, size: int, report: Callable[[str], object]) -> None:
+        self.source, self.size, self.report = source, size, report
+        self.records: queue.Queue[list[Record]] = queue.Queue()
+        self.waiting = 0
+        self.rest: list[Record] = []
+        self.done: queue.Queue[list[str]] = queue.Queue()
+        self.space = threading.Condition()
+        self.stopping = threading.Event()
+        self.failure: BaseException | None = None
+        self.error = ""
+        self.finished = False
+        self.lag: int | None = None
+        self.thread = threading.Thread(target=self._run, name="reader", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        """Read and acknowledge until `close`."""
+        delay = FIRST_DELAY
+        unconfirmed: list[str] = []
+        try:
+            while True:
+                try:
+                    unconfirmed += self._take_done()
+                    if unconfirmed:
+                        self.source.acknowledge(unconfirmed)
+                        unconfirmed = []
+                    if self.stopping.is_set():
+                        if self.done.empty():
+                            return
+                        continue
+                    self._read()
+                    self.lag = self.source.lag()
+                except (SourceError, OSError) as error:
+                    if self.stopping.is_set():
+                        return  # what was not acknowledged comes again
+                    if not self.error:
+                        self.report(f"{error} Trying again.")
+                    self.error = str(error)
+                    self.stopping.wait(delay)
+                    delay = min(2 * delay, LAST_DELAY)
+                else:
+                    if self.error:
+                        self.report(f"{self.source.name} answers again.")
+                    self.error, delay = "", FIRST_DELAY
+        except BaseException as error:  # passed on to the thread that takes records
+            self.failure = error
+
+    def _take_done(self) -> list[str]:
+        """The ids that are to be acknowledged now."""
+        ids: list[str] = []
+        while not self.done.empty():
+            ids += self.done.get_nowait()
+        return ids
+
+    def _read(self) -> None:
+        """Read what there is, if a quarter of the queue is free; otherwise wait a moment."""
+        space = self.size - self.waiting
+        if space < self.size / 4 or self.finished:
+            with self.space:
+                self.space.wait(IDLE_SECONDS / 4)
+            return
+        records = self.source.read(space, timeout=IDLE_SECONDS)
+        if records:
+            with self.space:
+                self.waiting += len(records)
+            self.records.put(records)
+        self.finished = self.source.exhausted
+
+    def take(self, most: int, timeout: float) -> list[Record]:
+        """The next records, at most so many; [] if none came in `timeout` seconds."""
+        deadline = time.monotonic() + timeout
+        while not self.rest:
+            if self.failure is not None:
+                raise self.failure
+            try:
+                left = max(0.0, min(IDLE_SECONDS, deadline - time.monotonic()))
+                self.rest = self.records.get(timeout=left) if left else self.records.get_nowait()
+            except queue.Empty:
+                if time.monotonic() >= deadline or self.exhausted:
+                    return []
+        taken, self.rest = self.rest[:most], self.rest[most:]
+        while len(taken) < most and not self.rest and not self.records.empty():
+            more = self.records.get_nowait()
+            room = most - len(taken)
+            taken += more[:room]
+            self.rest = more[room:]
+        with self.space:
+            self.waiting -= len(taken)
+            self.space.notify()
+        return taken
+
+    def acknowledge(self, ids: Sequence[str]) -> None:
+        """Acknowledge records soon, in the thread of the source."""
+        self.done.put(list(ids))
+        with self.space:
+            self.space.notify()
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether all records were taken and no more can come."""
+        return self.finished and self.records.empty() and not self.rest
+
+    def close(self, timeout: float = 10.0) -> None:
+        """Acknowledge what is done, and close the source."""
+        self.stopping.set()
+        self.thread.join(timeout)
+        self.source.close()
