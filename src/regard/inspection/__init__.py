@@ -2,3 +2,7 @@
 
 The package is not called `look`, because that is the function: `regard.look(model, inputs)`.
 """
+
+from regard.inspection.view import View, look
+
+__all__ = ["View", "look"]
