@@ -10,9 +10,11 @@ from regard.inspection.data import FORMAT
 
 TEXT = "The animal did not cross the street because it was too tired , said the man to the animal"
 
+TARGET = "Das Tier ging nicht über die Straße , weil es"
+
 
 def make_map(n, m, heads, seed, *, causal=False):
-    """Maps (heads, n, m) with rows that sum to 1: near the diagonal, on the first token, and noise."""
+    """Maps (heads, n, m): rows sum to 1; near the diagonal, on the first token, or anywhere."""
     rng = np.random.default_rng(seed)
     distance = np.arange(n)[:, None] * m / n - np.arange(m)[None]
     scores = rng.normal(size=(heads, n, m)) * 1.2
@@ -29,7 +31,7 @@ def make_map(n, m, heads, seed, *, causal=False):
 
 def make_tile(weights, cells=512, q=None, k=None):
     """A tile of maps (heads, n, m), or of a rectangle of them."""
-    heads, n, m = weights.shape
+    _, n, m = weights.shape
     (q0, q1), (k0, k1) = q or (0, n), k or (0, m)
     rows, columns = min(cells, q1 - q0), min(cells, k1 - k0)
     part = weights[:, q0:q1, k0:k1]
@@ -51,7 +53,7 @@ def make_tile(weights, cells=512, q=None, k=None):
 
 
 def make_map_data(layer, n, m, heads=4, *, queries="input", keys="input", **changes):
-    """The maps of a layer with metrics; the weights are under "maps" if asked for by `keep`."""
+    """The maps of a layer with metrics, chance and spectrum."""
     weights = make_map(n, m, heads, layer, causal=changes.get("causal", False))
     entropy = -(weights * np.log(np.maximum(weights, 1e-30))).sum(-1).mean(-1)
     first = weights[:, :, 0].mean(-1)
@@ -117,7 +119,9 @@ def text_view(tokens=None, layers=3, heads=4, **changes):
                 "rows": [["rollout", 0.31], ["gradient", 0.72], ["attention", None]],
             }
         ],
-        figures=[{"title": "A figure", "caption": "Grey.", "image": png_uri(np.full((8, 8, 3), 128))}],
+        figures=[
+            {"title": "A figure", "caption": "Grey.", "image": png_uri(np.full((8, 8, 3), 128))}
+        ],
     )
     return make_view([model], [text_sequence(tokens)], "The animal", **changes)
 
@@ -139,7 +143,7 @@ def image_view(layers=3, heads=4, grid=(14, 14)):
 
 def translation_view(layers=2, heads=4):
     """A view of an encoder and a decoder with cross-attention."""
-    source, target = TEXT.split()[:11], "Das Tier ging nicht über die Straße , weil es".split()
+    source, target = TEXT.split()[:11], TARGET.split()
     n, m = len(target), len(source)
     maps = []
     for layer in range(layers):
@@ -161,7 +165,12 @@ def pair_view():
     second[2] |= {"kind": "none", "error": None, "tiles": [], "metrics": {}, "chance": {}}
     second[2] |= {"reason": "the mixer has no maps", "spectrum": []}
     matches = [
-        {"first": [i, h], "second": [i % 2, (h + 1) % 4], "similarity": 0.9 - 0.1 * i, "same_place": 0.2 * h}
+        {
+            "first": [i, h],
+            "second": [i % 2, (h + 1) % 4],
+            "similarity": 0.9 - 0.1 * i,
+            "same_place": 0.2 * h,
+        }
         for i in range(3)
         for h in range(4)
     ]
@@ -187,7 +196,10 @@ def png_uri(pixels):
 
     def chunk(kind, content):
         return (
-            struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+            struct.pack(">I", len(content))
+            + kind
+            + content
+            + struct.pack(">I", zlib.crc32(kind + content))
         )
 
     rows = b"".join(b"\0" + row.tobytes() for row in pixels)

@@ -93,7 +93,8 @@ class HeadMatch(TypedDict):
 
 
 class ViewData(TypedDict):
-    """Everything that a page shows. `server` is True if more can be asked of a server."""
+    """Everything that a page shows. `server` is True if more can be asked of a server, which counts
+    in `revision` how often the input was changed."""
 
     format: int
     title: str
@@ -102,6 +103,7 @@ class ViewData(TypedDict):
     models: list[ModelData]
     matches: list[HeadMatch]
     server: bool
+    revision: NotRequired[int]
 
 
 class HeadEdit(TypedDict):

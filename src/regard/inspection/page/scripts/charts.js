@@ -87,7 +87,7 @@ function lensTable(lens, caption) {
       const [token, probability] = best[0];
       const td = element("td", { title: best.map(([text, p]) => `${quoted(String(text))} ${percent(p)}`).join("\n") },
         element("bdi", {}, label(String(token), 14)), element("small", {}, ` ${d3.format(".0%")(probability)}`));
-      td.style.background = shade(probability * probability, 0.5);
+      td.style.background = shade(probability * probability);
       return td;
     })));
   return element("div", { class: "scroll lens", tabindex: 0, role: "group", "aria-label": caption }, element("table", {},

@@ -40,11 +40,10 @@ const headColour = (head, heads) => d3.hcl((25 + (360 * head) / heads) % 360, 60
 /* Weak weights show with the square root, as most maps have a few large weights and many small. */
 const contrast = (value) => (state.contrast === "even" ? value : Math.sqrt(value));
 
-/* A colour of a table for a weight between 0 and 1, with less than full opacity under text. */
-function shade(value, opacity = 0.55) {
-  const i = 4 * Math.round(255 * contrast(Math.min(1, Math.max(0, value))));
-  const [r, g, b] = colours.sequential.slice(i, i + 3);
-  return `rgb(${r} ${g} ${b} / ${opacity})`;
+/* The background of text: light enough at any weight between 0 and 1 to read the text on it. */
+function shade(value) {
+  const tone = colours.scheme === "dark" ? "84 168 230" : "44 132 205";
+  return `rgb(${tone} / ${(0.55 * contrast(Math.min(1, Math.max(0, value)))).toFixed(3)})`;
 }
 
 /* Blue for positive, orange for negative, behind text that must stay readable. */

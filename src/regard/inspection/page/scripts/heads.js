@@ -35,7 +35,7 @@ function drawBar() {
 function drawOverview() {
   const { maps } = currentModel();
   const most = d3.max(maps, (map) => map.heads);
-  const size = Math.max(14, Math.min(56, Math.floor(400 / most) - 3));
+  const size = Math.max(14, Math.min(84, Math.floor(410 / most) - 3));
   const grid = element("div", { class: "thumbnails", role: "group", "aria-label": "All heads, by layer" });
   grid.style.setProperty("--size", `${size}px`);
   const roles = d3.group(maps.map((map, i) => ({ map, i })), ({ map }) => map.role);
@@ -129,7 +129,8 @@ function headOptions(map, head) {
     }),
     describe: (q, k) => describeCell(maps, head, from, to, q, k, map),
     rowLabel: (q) => tokenLabel(from, q), columnLabel: (k) => tokenLabel(to, k),
-    rowTitle: "looks (query)", columnTitle: "is looked at (key)",
+    rowTitle: map.role === "cross" ? "target (query)" : "looks (query)",
+    columnTitle: map.role === "cross" ? "source (key)" : "is looked at (key)",
   };
 }
 

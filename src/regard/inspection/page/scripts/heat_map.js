@@ -2,6 +2,7 @@
 
 const LABEL_SIZE = 11;
 const SMALLEST_CELLS = 6; // cells across, when zoomed in as far as possible
+const LARGEST_CELL = 44; // pixels, before zooming
 
 class HeatMap {
   /*
@@ -23,17 +24,17 @@ class HeatMap {
     this.cursor = null;
     this.images = new Map();
     this.transform = d3.zoomIdentity;
-    this.container = container;
     const buttons = [["+", "Zoom in", 2], ["−", "Zoom out", 0.5], ["Whole map", "Show the whole map", 0]].map(([text, name, factor]) =>
       element("button", { type: "button", "aria-label": name, onclick: () => this.scale(factor) }, text));
+    this.frame = element("div", { class: "heat" }, this.canvas, this.tip);
     container.replaceChildren(
-      element("div", { class: "heat" }, this.canvas, this.tip),
+      this.frame,
       element("div", { class: "under" },
         element("span", { class: "legend-scale" }, this.leastLabel, this.legend, this.largestLabel),
         this.zooms ? element("span", { class: "choice" }, buttons) : null));
     this.listen();
     this.observer = new ResizeObserver(() => this.measure());
-    this.observer.observe(container);
+    this.observer.observe(this.frame);
     this.measure();
   }
 
@@ -42,7 +43,7 @@ class HeatMap {
   }
 
   measure() {
-    const width = this.container.clientWidth;
+    const width = this.frame.clientWidth;
     if (width === 0 || width === this.width) return;
     this.width = width;
     const context = this.canvas.getContext("2d");
@@ -52,7 +53,7 @@ class HeatMap {
     const room = Math.max(40, width * 0.24);
     this.left = Math.min(room, widest(this.queries, this.rowLabel) + 8) + 16;
     this.top = Math.min(room * 0.9, widest(this.keys, this.columnLabel) + 8) + 18;
-    this.right = width - 4;
+    this.right = Math.min(width - 4, this.left + this.keys * LARGEST_CELL);
     const across = this.right - this.left;
     const down = this.rowHeight
       ? this.rowHeight * this.queries

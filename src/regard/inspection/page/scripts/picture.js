@@ -32,7 +32,7 @@ function drawOver(canvas, own, weights, chosen = null) {
       const y = Math.round((Math.floor(i / columns) * height) / rows);
       const right = Math.round(((i % columns) + 1) * width / columns);
       const bottom = Math.round((Math.floor(i / columns) + 1) * height / rows);
-      context.fillStyle = `rgb(10 14 22 / ${(0.88 * (1 - contrast(weight / largest))).toFixed(3)})`;
+      context.fillStyle = `rgb(10 14 22 / ${(0.8 * (1 - contrast(weight / largest))).toFixed(3)})`;
       context.fillRect(x, y, right - x, bottom - y);
     });
     const patch = chosen === null ? -1 : chosen - first;
@@ -70,12 +70,12 @@ function drawPicture() {
   large.setAttribute("aria-label", "The picture, bright where the chosen token looks. Arrow keys choose another patch.");
   const [rows, columns] = own.grid;
   const first = own.first_patch ?? 0;
-  const name = (i) => (i < first ? tokenLabel(own, i) : `patch ${tokenLabel(own, i)}`);
+  const name = (i) => tokenName(own, i);
   const chosen = self ? token : null;
   const tip = element("p", { class: "muted" });
   const showTip = (i) => (tip.textContent = i === null ? summary : `${name(i)}: ${share(weights[i])}`);
   const onClass = first > 0 ? `${share(d3.sum(weights.slice(0, first)))} of it on tokens outside the picture.` : "";
-  const summary = `${self ? name(token) : tokenLabel(sequence(map.queries), token)} looks here, ${headName(state.head)}. ${onClass}`;
+  const summary = `${self ? name(token) : tokenName(sequence(map.queries), token)} looks here, ${headName(state.head)}. ${onClass}`;
   showTip(null);
   const patchAt = (event) => {
     const { left, top, width, height } = large.getBoundingClientRect();

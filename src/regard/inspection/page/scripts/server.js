@@ -4,75 +4,68 @@ async function ask(question, body) {
   let answer;
   try {
     answer = await fetch(`api/${question}`, {
-      method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body), credentials: "omit",
+      method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ ...body, revision: view.revision }), credentials: "omit",
     });
   } catch {
     throw new Error("The server does not answer. Is `regard look --serve` still running?");
   }
-  const found = await answer.json();
-  if (!answer.ok) throw new Error(found.error);
-  return found;
+  if (answer.ok) return answer.json();
+  const text = await answer.text();
+  const refused = answer.headers.get("content-type") === "application/json";
+  throw new Error(refused ? JSON.parse(text).error : text);
 }
 
 const REPLACEMENTS = [
   ["zero", "Switch off"], ["uniform", "Look everywhere alike"], ["identity", "Look at itself only"], ["example", "Look as in another text"],
 ];
 let edits = [];
+let edited = 0; // the model that they are for
 
 function drawInterventions() {
-  const section = byId("interventions");
   const map = currentMap();
-  section.hidden = !view.server || !map;
-  if (section.hidden) return;
-  const box = byId("edits");
-  const example = element("textarea", { rows: 2, "aria-label": "The other text", placeholder: "The other text" });
+  byId("interventions").hidden = !view.server || !map;
+  if (byId("interventions").hidden) return;
+  if (edited !== state.model) {
+    edited = state.model;
+    setEdits([]);
+  }
+  const example = element("textarea", { rows: 2, "aria-label": "The other text", placeholder: "The other text", hidden: true });
   const replace = element("select", { "aria-label": "What is there instead", onchange: () => (example.hidden = replace.value !== "example") },
     REPLACEMENTS.map(([value, text]) => element("option", { value }, text)));
-  example.hidden = true;
   const add = (heads) => {
-    for (const head of heads) {
-      edits = edits.filter((edit) => !(edit.map === state.map && (edit.head === head || head === null)));
-      edits.push({ map: state.map, head, replace: replace.value, ...(replace.value === "example" ? { example: example.value } : {}) });
-    }
-    run();
+    const rest = edits.filter((edit) => edit.map !== state.map || (!heads.includes(edit.head) && !heads.includes(null)));
+    const text = replace.value === "example" ? { example: example.value } : {};
+    setEdits([...rest, ...heads.map((head) => ({ map: state.map, head, replace: replace.value, ...text }))]);
   };
-  const one = state.head === ALL ? null : state.head;
+  const button = (text, heads, primary = false) =>
+    element("button", { type: "button", class: primary ? "primary" : false, onclick: () => add(heads) }, text);
+  const all = [null];
   const others = d3.range(map.heads).filter((head) => head !== state.head);
-  const buttons = [
-    element("button", { type: "button", class: "primary", onclick: () => add([one]) }, `Change ${placeName(map, state.head)}`),
-    one === null || others.length === 0 ? null : element("button", { type: "button", onclick: () => add(others) }, `Change all heads of ${label(map.name, 30)} but this`),
-    one === null || others.length === 0 ? null : element("button", { type: "button", onclick: () => add([null]) }, `Change all of ${label(map.name, 30)}`),
-  ];
-  const list = element("ul", { class: "edits" });
-  const result = element("div", { "aria-live": "polite" });
-  box.replaceChildren(element("div", { class: "controls" }, replace, buttons), example, list, result);
+  const name = label(map.name, 30);
+  const buttons = state.head === ALL || others.length === 0
+    ? [button(`Change all heads of ${name}`, all, true)]
+    : [button(`Change ${placeName(map, state.head)}`, [state.head], true), button("All heads of the layer but this", others), button("All heads of the layer", all)];
+  byId("edit-controls").replaceChildren(element("div", { class: "controls" }, replace, buttons), example);
+}
 
-  const listEdits = () => list.replaceChildren(...edits.map((edit) => {
-    const name = placeName(currentModel().maps[edit.map], edit.head ?? ALL);
+async function setEdits(chosen) {
+  edits = chosen;
+  byId("edit-list").replaceChildren(...edits.map((edit) => {
+    const name = placeName(view.models[edited].maps[edit.map], edit.head ?? ALL);
     const what = REPLACEMENTS.find(([value]) => value === edit.replace)[1].toLowerCase();
-    return element("li", {}, `${name}: ${what} `, element("button", {
-      type: "button", "aria-label": `Undo: ${name}`, onclick: () => {
-        edits = edits.filter((each) => each !== edit);
-        run();
-      },
-    }, "×"));
+    const undo = () => setEdits(edits.filter((each) => each !== edit));
+    return element("li", {}, `${name}: ${what} `, element("button", { type: "button", "aria-label": `Undo: ${name}`, onclick: undo }, "×"));
   }));
-  const run = async () => {
-    listEdits();
-    if (edits.length === 0) {
-      result.replaceChildren();
-      return;
-    }
-    result.replaceChildren(element("p", { class: "muted" }, "The model runs …"));
-    const mine = edits;
-    try {
-      const found = await ask("intervene", { model: state.model, edits });
-      if (mine === edits) result.replaceChildren(...beforeAfter(found));
-    } catch (error) {
-      result.replaceChildren(element("p", { class: "warning" }, visible(error.message)));
-    }
-  };
-  if (edits.length > 0) run();
+  const result = byId("edit-result");
+  result.replaceChildren();
+  if (edits.length === 0) return;
+  result.append(element("p", { class: "muted" }, "The model runs …"));
+  try {
+    const found = await ask("intervene", { model: edited, edits });
+    if (chosen === edits) result.replaceChildren(...beforeAfter(found));
+  } catch (error) {
+    if (chosen === edits) result.replaceChildren(element("p", { class: "warning" }, visible(error.message)));
+  }
 }
 
 function beforeAfter({ before, after, metric }) {
@@ -98,8 +91,8 @@ function drawAnother() {
   byId("another").hidden = !view.server || texts.length === 0;
   if (byId("another").hidden) return;
   const areas = texts.map((each, i) => element("textarea", {
-    rows: 3, "aria-label": texts.length > 1 ? `Text ${i + 1}` : "Text", maxlength: 100000, spellcheck: "false",
-  }, each.tokens.length > 0 && each.tokens.length < 400 ? "" : ""));
+    rows: 3, "aria-label": texts.length > 1 ? `Text ${i + 1}: ${visible(each.id)}` : "Text", placeholder: texts.length > 1 ? visible(each.id) : "A text", spellcheck: "false",
+  }));
   const status = element("p", { role: "status" });
   const form = element("form", {
     onsubmit: async (event) => {

@@ -1,6 +1,6 @@
 /* What the reader chose. It is in the address after #, so that a view can be shared. */
 
-const state = { model: 0, map: 0, head: 0, token: null, side: "query", contrast: "weak", pair: 0, zoom: "", at: "" };
+const state = { model: 0, map: null, head: 0, token: null, side: "query", contrast: "weak", pair: 0, zoom: "", at: "" };
 const NUMBERS = new Set(["model", "map", "head", "token", "pair"]);
 const initial = { ...state };
 
@@ -31,12 +31,15 @@ function clampState() {
   const within = (value, count) => Math.max(0, Math.min(Number.isInteger(value) ? value : 0, count - 1));
   state.model = within(state.model, view.models.length);
   const { maps } = view.models[state.model];
-  state.map = within(state.map, maps.length);
+  // a translation opens with its alignment
+  const cross = maps.findIndex((map) => map.role === "cross" && map.tiles.length > 0);
+  const drawable = maps.findIndex((map) => map.tiles.length > 0);
+  state.map = within(state.map ?? (cross >= 0 ? cross : drawable), maps.length);
   if (maps.length > 0) {
     const map = maps[state.map];
     if (state.head !== ALL || map.heads < 2) state.head = within(state.head, map.heads);
-    const count = sequence(state.side === "key" ? map.keys : map.queries).count;
-    state.token = within(state.token ?? Math.floor(count / 2), count);
+    const { count, first_patch: first } = sequence(state.side === "key" ? map.keys : map.queries);
+    state.token = within(state.token ?? (first ? 0 : Math.floor(count / 2)), count);
   }
   if (!["query", "key"].includes(state.side)) state.side = "query";
   if (!["weak", "even"].includes(state.contrast)) state.contrast = "weak";

@@ -1,19 +1,14 @@
 /* Who looks at whom: lines between tokens, the text shaded by one token, its ins and outs. */
 
 const MOST_LINES = 1200;
-const MOST_SLOTS = 64; // tokens, or groups of tokens, on each side of the lines
+const MOST_SLOTS = 128; // tokens on each side of the lines
+const GROUPS = 64; // groups of tokens, where there are more
 const MOST_READING = 400; // tokens of the text that are shown at once
-
-/* The window that lines are drawn for: what is zoomed to, or all, or the surroundings of the token. */
-function linkWindow(maps, map) {
-  const zoomed = zoomWindow(map);
-  if (zoomed) return zoomed;
-  return { q: [0, maps.queries], k: [0, maps.keys] };
-}
 
 function slots(range, cell) {
   const [from, to] = range;
-  const size = Math.max(1, Math.ceil((to - from) / MOST_SLOTS), Math.round(cell));
+  const groups = to - from > MOST_SLOTS ? Math.ceil((to - from) / GROUPS) : 1;
+  const size = Math.max(groups, Math.round(cell));
   const count = Math.ceil((to - from) / size);
   return d3.range(count).map((i) => ({ from: from + i * size, to: Math.min(to, from + (i + 1) * size) }));
 }
@@ -26,7 +21,7 @@ function drawLinks() {
     container.replaceChildren(element("p", { class: "muted" }, `No map: ${visible(map.reason)}`));
     return;
   }
-  const seen = linkWindow(maps, map);
+  const seen = zoomWindow(map) ?? { q: [0, maps.queries], k: [0, maps.keys] };
   const tile = maps.covering(seen.q[0], seen.q[1], seen.k[0], seen.k[1]);
   const left = slots(seen.q, tile.cellQ);
   const right = slots(seen.k, tile.cellK);
@@ -193,7 +188,7 @@ function drawTokenPicker() {
     : choice("Side", [["query", "looks"], ["key", "is looked at"]], state.side, (side) => choose({ side, token: 0 }));
   byId("token-picker").replaceChildren(
     element("label", { for: "token-number" }, "Token"), input,
-    element("span", { class: "muted" }, `of ${thousands(own.count)}: `, element("bdi", { class: "token-name" }, tokenLabel(own, state.token, 40))),
+    element("span", { class: "muted" }, `of ${thousands(own.count)}: `, element("bdi", { class: "token-name" }, tokenName(own, state.token))),
     ...(sides ? [sides] : []));
 }
 
@@ -238,9 +233,9 @@ function drawInOut() {
     const best = d3.sort(d3.range(weights.length), (i) => -weights[i]).slice(0, 8).filter((i) => weights[i] > 0);
     const largest = weights[best[0]] || 1;
     container.append(
-      element("h3", {}, element("bdi", { class: "token-name" }, tokenLabel(own, state.token, 40)), ` ${title[direction]}`),
+      element("h3", {}, element("bdi", { class: "token-name" }, tokenName(own, state.token)), ` ${title[direction]}`),
       best.length === 0 ? element("p", { class: "muted" }, "nothing") : element("ol", { class: "bars" }, best.map((i) =>
-        barItem(tokenLabel(other, i, 30), `${i}`, share(weights[i]), weights[i] / largest,
+        barItem(tokenName(other, i), `${i}`, share(weights[i]), weights[i] / largest,
           () => choose({ token: i, side: direction === "out" && currentMap().queries !== currentMap().keys ? "key" : "query" })))));
   }
 }
@@ -277,7 +272,7 @@ function drawByLayer() {
     const weights = query ? maps.row(ALL, state.token) : maps.column(ALL, state.token);
     weights.forEach((weight, i) => (values[row * columns + Math.floor(i / cell)] += weight / cell));
   });
-  const title = element("h3", {}, "Where ", element("bdi", { class: "token-name" }, tokenLabel(chosen, state.token, 40)),
+  const title = element("h3", {}, "Where ", element("bdi", { class: "token-name" }, tokenName(chosen, state.token)),
     query ? " looks, layer by layer" : " is looked at from, layer by layer");
   const box = element("div", { class: "card" });
   container.replaceChildren(title, element("p", { class: "muted" }, "The mean of all heads. Choose a row to open the layer."), box);

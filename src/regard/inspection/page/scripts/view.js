@@ -20,21 +20,33 @@ function replaceView(other) {
   tiled = new Map();
   Object.assign(state, { token: null, zoom: "", pair: 0 });
   generation += 1;
+  setEdits([]);
   clampState();
   start();
 }
 
 function tokenText(sequence, index) {
-  return index < sequence.tokens.length ? sequence.tokens[index] : `${index}`;
+  return sequence.tokens[index] ?? `${index}`;
 }
 
-/* "class token" and "patch 3, 4" for images; else the text of a token. */
-function tokenLabel(sequence, index, length = 24) {
+/* The row and column of a patch of an image; null for other tokens. */
+function patchPlace(sequence, index) {
+  if (!sequence.grid) return null;
+  const [rows, columns] = sequence.grid;
   const patch = index - (sequence.first_patch ?? 0);
-  if (sequence.grid && patch >= 0 && patch < sequence.grid[0] * sequence.grid[1]) {
-    return `${Math.floor(patch / sequence.grid[1])}, ${patch % sequence.grid[1]}`;
-  }
-  return label(tokenText(sequence, index), length);
+  return patch >= 0 && patch < rows * columns ? [Math.floor(patch / columns), patch % columns] : null;
+}
+
+/* A token on an axis: its text, or the row and column of a patch. */
+function tokenLabel(sequence, index, length = 24) {
+  return patchPlace(sequence, index)?.join(", ") ?? label(tokenText(sequence, index), length);
+}
+
+/* A token in a sentence. */
+function tokenName(sequence, index) {
+  const place = patchPlace(sequence, index);
+  if (place) return `patch ${place.join(", ")}`;
+  return index < sequence.tokens.length ? label(sequence.tokens[index], 40) : `token ${index}`;
 }
 
 const ROLES = { self: "Self-attention", encoder: "Encoder", decoder: "Decoder", cross: "Cross-attention" };
