@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,31 @@ NO_OWN_HISTORY = 1e9  # a strength at which the own history has no say
 LEAST_MEMORY = 10_000  # events
 
 
+class History(NamedTuple):
+    """What histories of entities knew of events.
+
+    Attributes:
+        counts: (m) Events with the same endpoint in the history.
+        totals: (m) All events in the history.
+    """
+
+    counts: Floats
+    totals: Floats
+
+
+class SessionTest(NamedTuple):
+    """How the part "session" compares an entity's own history with all.
+
+    Attributes:
+        strength: b of q.
+        allowance: k: the middle between the mean of log2 p/q for an entity's own events and that
+            for another's.
+    """
+
+    strength: float = NO_OWN_HISTORY
+    allowance: float = 0.0
+
+
 class SequenceLevel(Level):
     """Surprise of the next endpoint and of the time until it, for each entity.
 
@@ -48,12 +73,13 @@ class SequenceLevel(Level):
       events in which this entity called the endpoint x: q(x) = (n(x) + b·p(x)) / (N + b);
     - gap: −log2 p(time since the event before | this endpoint and the one before), with two classes
       of time to each doubling;
-    - session: how much worse the entity's own history predicts than the model of all, summed as
-      long as it does: s ← max(0, s + log2 p(x)/q(x)), which is Page's CUSUM test (1954) of "someone
-      else" against "this entity".
+    - session: how much worse the entity's own history predicts than that of all, summed as long as
+      it does: s ← max(0, s + log2 p(x)/q(x) − k), Page's CUSUM test (1954) of "someone else"
+      against "this entity"; see `SessionTest`.
 
-    Both models are `BackoffMarkov`. b is chosen with them, on the newest of the events. Counts are
-    halved after as many updates as there were events in `fit`.
+    Both models are `BackoffMarkov`. b and the test of sessions are chosen on the newest of the
+    events, as the models' order and smoothing are. Counts are halved after as many updates as there
+    were events in `fit`.
 
     The state of an entity is {"context", "time", "own", "total", "drift"}.
 
@@ -67,6 +93,7 @@ class SequenceLevel(Level):
         self.settings = settings
         self.vocabulary = EndpointVocabulary()
         self.own_strength = NO_OWN_HISTORY
+        self.session_test = SessionTest()
         self.fitted_events = 0
         self.events_since_halving = 0
 
@@ -81,7 +108,11 @@ class SequenceLevel(Level):
         steps = self.memory.encode(events, from_start=True)
         held_out = self.transitions.fit(steps.contexts, steps.symbols)
         self.gaps.fit(steps.contexts % size * size + steps.symbols, gap_classes(steps.gaps))
-        self.own_strength = choose_own_strength(events, steps.symbols, held_out)
+        if len(held_out):
+            first = len(events) - len(held_out)
+            own, other = collect_histories(events, steps.symbols, first)
+            self.own_strength = choose_own_strength(own, held_out)
+            self.session_test = choose_session_test(own, other, held_out)
         self.fitted_events = len(events)
 
     def score(self, events: Sequence[Event], states: dict[tuple[str, str], Any]) -> Surprise:
@@ -105,9 +136,11 @@ class SequenceLevel(Level):
             gap = math.nan if state["time"] is None else event.time - state["time"]
             context = advance_pause(state["context"], gap, size) % modulus
             p = self.transitions.probability(context, symbol)
-            q = self._own_probability(state, symbol, p)
+            q = own_probability(state, symbol, p, self.own_strength)
+            test = self.session_test
+            ratio = math.log2(p / own_probability(state, symbol, p, test.strength))
             gap_p = self.gaps.probability(context % size * size + symbol, gap_class(gap))
-            drift = min(max(0.0, state["drift"] + math.log2(p / q)), MOST_DRIFT)
+            drift = min(max(0.0, state["drift"] + ratio - test.allowance), MOST_DRIFT)
             bits += (-math.log2(q), -math.log2(gap_p), drift)
 
             state["drift"] = drift
@@ -119,12 +152,6 @@ class SequenceLevel(Level):
             np.tile(np.arange(3, dtype=np.int32), len(events)),
             np.array(bits, dtype=np.float64),
         )
-
-    def _own_probability(self, state: dict[str, Any], symbol: int, p: float) -> float:
-        """q of the class's docstring."""
-        own: float = state["own"].get(str(symbol), 0.0)
-        total: float = state["total"]
-        return (own + self.own_strength * p) / (total + self.own_strength)
 
     def update(self, events: Sequence[Event]) -> None:
         size = self.vocabulary.size
@@ -162,7 +189,7 @@ class SequenceLevel(Level):
 
         ranked = self.transitions.most_probable(context % size**self.transitions.order, size)
         likely = [
-            (self.vocabulary.name(each), self._own_probability(state, each, p))
+            (self.vocabulary.name(each), own_probability(state, each, p, self.own_strength))
             for each, p in ranked
             if self.vocabulary.tenant(each) == event.tenant
         ]
@@ -190,6 +217,7 @@ class SequenceLevel(Level):
             "transitions": self.transitions.to_json(),
             "gaps": self.gaps.to_json(),
             "own_strength": self.own_strength,
+            "session_test": list(self.session_test),
             "fitted_events": self.fitted_events,
             "events_since_halving": self.events_since_halving,
         }
@@ -207,6 +235,7 @@ class SequenceLevel(Level):
         level.gaps = BackoffMarkov.from_json(content["gaps"], tensors, "gaps")
         level.memory = ContextMemory(level.vocabulary, level.transitions.order)
         level.own_strength = content["own_strength"]
+        level.session_test = SessionTest(*content["session_test"])
         level.fitted_events = content["fitted_events"]
         level.events_since_halving = content["events_since_halving"]
         return level
@@ -215,6 +244,13 @@ class SequenceLevel(Level):
 def new_state() -> dict[str, Any]:
     """The state of an entity at its start."""
     return {"context": START, "time": None, "own": {}, "total": 0.0, "drift": 0.0}
+
+
+def own_probability(state: dict[str, Any], symbol: int, p: float, strength: float) -> float:
+    """q = (n + b p) / (N + b): p of an endpoint, mixed with the entity's own history."""
+    own: float = state["own"].get(str(symbol), 0.0)
+    total: float = state["total"]
+    return (own + strength * p) / (total + strength)
 
 
 def remember_own(state: dict[str, Any], symbol: str) -> None:
@@ -230,31 +266,66 @@ def remember_own(state: dict[str, Any], symbol: str) -> None:
         del own[rarest]
 
 
-def choose_own_strength(events: Sequence[Event], symbols: Integers, held_out: Floats) -> float:
-    """The b of q with the fewest nats on the newest events.
+def collect_histories(
+    events: Sequence[Event], symbols: Integers, first: int
+) -> tuple[History, History]:
+    """What the own history of its entity, and that of another entity, knew of each newest event.
 
     Args:
-        events: (n) All events in order of time.
+        events: (n) Events in order of time.
         symbols: (n) Their endpoints.
-        held_out: (m) The model's probabilities of the newest m events.
+        first: The first of the newest m events.
     """
-    if len(held_out) < FEWEST_HELD_OUT:
-        return NO_OWN_HISTORY
     states: dict[tuple[str, str], dict[str, Any]] = {}
-    first = len(events) - len(held_out)
-    own, total = np.zeros(len(held_out)), np.zeros(len(held_out))
+    known = np.zeros((4, len(events) - first))
+    other_state = last_state = new_state()
     for i, (event, symbol) in enumerate(zip(events, symbols.tolist(), strict=True)):
-        if event.entity:
-            state = states.setdefault((event.tenant, event.entity), new_state())
-            if i >= first:
-                own[i - first] = state["own"].get(str(symbol), 0.0)
-                total[i - first] = state["total"]
-            remember_own(state, str(symbol))
+        if not event.entity:
+            continue
+        state = states.setdefault((event.tenant, event.entity), new_state())
+        if state is not last_state:
+            other_state, last_state = last_state, state
+        if i >= first:
+            known[:2, i - first] = state["own"].get(str(symbol), 0.0), state["total"]
+            known[2:, i - first] = other_state["own"].get(str(symbol), 0.0), other_state["total"]
+        remember_own(state, str(symbol))
+    return History(known[0], known[1]), History(known[2], known[3])
+
+
+def choose_own_strength(own: History, p: Floats) -> float:
+    """The b of q with the fewest nats on the newest events (m), of which the model of all gave p
+    to each."""
 
     def nats(strength: float) -> float:
-        return nats_per_symbol((own + strength * held_out) / (total + strength))
+        return nats_per_symbol((own.counts + strength * p) / (own.totals + strength))
 
     return min((*STRENGTHS, NO_OWN_HISTORY), key=nats)
+
+
+def choose_session_test(own: History, other: History, p: Floats) -> SessionTest:
+    """The test that best tells an entity's newest events (m) from those of another entity.
+
+    Args:
+        own: What the histories of their entities knew.
+        other: What those of other entities knew.
+        p: What the model of all gave to each event.
+    """
+    known = (own.totals > 0) & (other.totals > 0)
+    best, best_distance = SessionTest(), 0.0
+    if known.sum() < FEWEST_HELD_OUT:
+        return best
+    for strength in STRENGTHS:
+        mine, theirs = (
+            np.log2(p[known] * (each.totals[known] + strength))
+            - np.log2(each.counts[known] + strength * p[known])
+            for each in (own, other)
+        )
+        spread = math.sqrt((mine.var() + theirs.var()) / 2)
+        distance = (theirs.mean() - mine.mean()) / spread if spread else 0.0
+        if distance > best_distance:
+            middle = (theirs.mean() + mine.mean()) / 2
+            best, best_distance = SessionTest(strength, float(middle)), distance
+    return best
 
 
 def gap_class(seconds: float) -> int:
