@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from typing import Any
 
 import orjson
@@ -25,12 +25,19 @@ class EntityStore(MutableMapping[Key, dict[str, Any]]):
         database: Where states are stored.
         capacity: Entities in memory.
         max_stored: Entities in the file; those that were seen least recently are deleted.
+        initial: States of entities that are not stored yet, such as those at the end of learning.
     """
 
     def __init__(
-        self, database: Database, *, capacity: int = 20_000, max_stored: int = 1_000_000
+        self,
+        database: Database,
+        *,
+        capacity: int = 20_000,
+        max_stored: int = 1_000_000,
+        initial: Mapping[Key, dict[str, Any]] | None = None,
     ) -> None:
         self.database, self.capacity, self.max_stored = database, capacity, max_stored
+        self.initial = initial or {}
         self.memory: OrderedDict[Key, dict[str, Any]] = OrderedDict()
         self.used: set[Key] = set()
         self.unknown: set[Key] = set()
@@ -53,6 +60,10 @@ class EntityStore(MutableMapping[Key, dict[str, Any]]):
                 self.memory[key] = orjson.loads(state)  # type: ignore[arg-type]
                 self.unknown.discard(key)
                 self.loads += 1
+        for key in [*self.unknown]:
+            if key in self.initial:
+                self.memory[key] = dict(self.initial[key])
+                self.unknown.discard(key)
 
     def __getitem__(self, key: Key) -> dict[str, Any]:
         if key not in self.memory:

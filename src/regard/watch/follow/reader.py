@@ -27,9 +27,11 @@ class ReadAhead:
 
     def __init__(self, source: Source, size: int, report: Callable[[str], object]) -> None:
         self.source, self.size, self.report = source, size, report
-        self.records: queue.Queue[list[Record]] = queue.Queue()
+        self.records: queue.Queue[tuple[float, list[Record]]] = queue.Queue()
         self.waiting = 0
+        self.waited = 0.0
         self.rest: list[Record] = []
+        self.rest_read = 0.0
         self.done: queue.Queue[list[str]] = queue.Queue()
         self.space = threading.Condition()
         self.stopping = threading.Event()
@@ -90,27 +92,31 @@ class ReadAhead:
         if records:
             with self.space:
                 self.waiting += len(records)
-            self.records.put(records)
+            self.records.put((time.monotonic(), records))
         self.finished = self.source.exhausted
 
     def take(self, most: int, timeout: float) -> list[Record]:
-        """The next records, at most so many; [] if none came in `timeout` seconds."""
+        """The next records, at most so many; [] if none came in `timeout` seconds. `waited` is how
+        long ago the first of them was read."""
         deadline = time.monotonic() + timeout
         while not self.rest:
             if self.failure is not None:
                 raise self.failure
+            left = min(IDLE_SECONDS, deadline - time.monotonic())
             try:
-                left = max(0.0, min(IDLE_SECONDS, deadline - time.monotonic()))
-                self.rest = self.records.get(timeout=left) if left else self.records.get_nowait()
+                self.rest_read, self.rest = self.records.get(timeout=max(1e-3, left))
             except queue.Empty:
                 if time.monotonic() >= deadline or self.exhausted:
                     return []
-        taken, self.rest = self.rest[:most], self.rest[most:]
-        while len(taken) < most and not self.rest and not self.records.empty():
-            more = self.records.get_nowait()
+        self.waited = time.monotonic() - self.rest_read
+        taken: list[Record] = []
+        while len(taken) < most:
             room = most - len(taken)
-            taken += more[:room]
-            self.rest = more[room:]
+            taken += self.rest[:room]
+            self.rest = self.rest[room:]
+            if self.rest or self.records.empty():
+                break
+            self.rest_read, self.rest = self.records.get_nowait()
         with self.space:
             self.waiting -= len(taken)
             self.space.notify()

@@ -42,6 +42,8 @@ FAST, SLOW = 1 / 16, 1 / 256  # weight of an event in the two means
 MIN_HABIT = 5  # events of an entity before its habits are compared
 PRIOR_EVENTS = 2.0  # weight of what all entities do, in the habits of one
 CLUSTER, DISTANCE, HABITS = 0, 1, 2  # columns of the parts; one habit for each block
+MAX_MOVED = 10_000  # points that wait for `update`
+
 Key = tuple[str, str]
 
 
@@ -127,7 +129,9 @@ class UserLevel(Level):
         bits, embeddings = self._advance(events, states)
         groups = np.arange(bits.shape[1], dtype=np.int32)
         points = self.metric.map(np.array([*embeddings.values()]).reshape(-1, self.features.size))
-        self._moved = dict(zip(embeddings, points, strict=True))
+        if len(self._moved) > MAX_MOVED:  # nobody calls `update`
+            self._moved.clear()
+        self._moved.update(zip(embeddings, points, strict=True))
         present = ~np.isnan(bits)
         return Surprise(
             offsets=np.concatenate([[0], np.cumsum(present.sum(1))]),
@@ -223,6 +227,7 @@ class UserLevel(Level):
         """Move the centres towards the entities of these events, once for each entity and batch."""
         keys = dict.fromkeys((event.tenant, event.entity) for event in events)
         points = [self._moved[key] for key in keys if key in self._moved]
+        self._moved.clear()
         if points:
             self.clusters.update(np.array(points))
 
