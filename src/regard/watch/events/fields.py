@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
-from regard.watch.events.ids import url_template
+from regard.watch.events.ids import endpoint_text
 
+REQUEST_LINE = re.compile(r"([A-Z]{3,16}) (\S+) HTTP/\d(?:\.\d)?")
 MAX_FIELD = 512  # characters of an entity, an endpoint or a tenant
 
 
@@ -49,8 +51,7 @@ class FieldExpression:
         for paths in self.alternatives:
             values = [find_value(content, path) for path in paths]
             if values and None not in values:
-                words = [word for value in values for word in endpoint_words(value)]
-                return " ".join(words)[:MAX_FIELD]
+                return " ".join(map(endpoint_part, values))[:MAX_FIELD]
         return ""
 
     def name(self, content: dict[str, Any]) -> str:
@@ -79,12 +80,11 @@ def find_value(content: Any, path: Sequence[str]) -> Any:
     return content
 
 
-def endpoint_words(value: Any) -> list[str]:
-    """The words of an endpoint that a value gives: a URL without ids, a request line without its
-    protocol."""
+def endpoint_part(value: Any) -> str:
+    """The endpoint that one value names: a URL without ids, a request line without its protocol."""
     if not isinstance(value, str):
-        return [str(value)]
-    words = value.split(" ") if "/" in value else [value]
-    if len(words) == 3 and words[2].startswith("HTTP/"):
-        del words[2]
-    return [url_template(word) for word in words if word]
+        return str(value)[:MAX_FIELD]
+    request = REQUEST_LINE.fullmatch(value)
+    if request is None:
+        return endpoint_text(value)
+    return f"{request[1]} {endpoint_text(request[2])}"

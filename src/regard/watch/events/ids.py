@@ -25,6 +25,8 @@ CLASS = re.compile(
 
 MAX_ID = 256  # characters; anything longer is OTHER
 MAX_SEGMENTS = 12  # of a URL in an endpoint
+MAX_WORDS = 8  # of an endpoint that is no URL
+MAX_CODE = 12  # digits of an endpoint that is a number
 SEGMENT = re.compile(r"[\w.~@:+,;=$!*'()-]{1,64}")
 
 
@@ -50,7 +52,7 @@ def path_template(path: str) -> str:
     >>> path_template("/static/../../etc/passwd")
     '/static/{other}/etc/passwd'
     """
-    segments = []
+    segments: list[str] = []
     for segment in path.partition("?")[0].partition("#")[0].split("/")[: MAX_SEGMENTS + 2]:
         if "%" in segment:
             segment = unquote(segment)
@@ -65,11 +67,21 @@ def path_template(path: str) -> str:
     return "/".join(segments) or "/"
 
 
-def url_template(url: str) -> str:
-    """The template of the path of a URL, without its host. Other texts stay, unless they are ids."""
-    if "://" in url[:16]:
-        path = url.partition("://")[2].partition("/")[2]
-        return path_template("/" + path)
-    if url.startswith("/"):
-        return path_template(url)
-    return url if SEGMENT.fullmatch(url) and not id_class(url) else id_class(url) or url[:MAX_ID]
+def endpoint_text(text: str) -> str:
+    """An endpoint without ids: the templates of its URLs, without hosts, and its other words.
+
+    >>> endpoint_text("https://shop.example/orders/17?page=2"), endpoint_text("order.paid")
+    ('/orders/{id}', 'order.paid')
+    """
+    if text.startswith("/") or text == "*":
+        return path_template(text)
+    if "://" in text[:16]:
+        return path_template("/" + text.partition("://")[2].partition("/")[2])
+    if text.isdecimal():
+        return text[:MAX_CODE]  # a code, such as 4688 of Windows
+    words: list[str] = []
+    for word in text.split()[:MAX_WORDS]:
+        name = id_class(word) or word if SEGMENT.fullmatch(word) else OTHER
+        if name != OTHER or words[-1:] != [OTHER]:
+            words.append(name)
+    return " ".join(words)

@@ -8,6 +8,7 @@ from typing import NamedTuple, Protocol
 import orjson
 
 HEAD = 1 << 16  # bytes that tell how a file is cut
+MAX_KEPT = 4_096  # bytes of what is no event
 
 # Documents that may be on one line: arrays of objects, files of CloudTrail, HAR and OTLP.
 DOCUMENT_START = re.compile(
@@ -18,10 +19,17 @@ BLANK = b"\xef\xbb\xbf \t\r\n"
 
 
 class Part(NamedTuple):
-    """A piece of a text: an event or several, or the beginning of what is none, and the reason."""
+    """A piece of a text: an event or several, or the beginning of what is none, and the reason.
+
+    Attributes:
+        data: The bytes.
+        problem: Why this is no event; "" if it may be one.
+        size: Bytes of the text that a line takes, with its end.
+    """
 
     data: bytes
     problem: str = ""
+    size: int = 0
 
 
 class Splitter(Protocol):
@@ -39,39 +47,33 @@ class LineSplitter:
 
     Args:
         max_bytes: Longest line. Of longer ones the beginning is returned, with a problem.
-        kept: Bytes of a line that is too long that are returned.
     """
 
-    def __init__(self, max_bytes: int, kept: int = 4_096) -> None:
+    def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
-        self.kept = kept
         self.rest = b""
         self.dropped = 0  # bytes of the open line that are not in `rest`
 
     def feed(self, chunk: bytes) -> list[Part]:
         """The lines that end in the next bytes."""
         *lines, self.rest = (self.rest + chunk).split(b"\n")
-        parts = [Part(line) for line in lines]
-        if lines:
-            parts[0] = self._part(lines[0])
-            self.dropped = 0
-            for index, line in enumerate(lines[1:], 1):
-                if len(line) > self.max_bytes:
-                    parts[index] = self._part(line)
+        parts = [self._part(line, len(line) + 1) for line in lines]
         if len(self.rest) > self.max_bytes:
-            self.dropped += len(self.rest) - self.kept
-            self.rest = self.rest[: self.kept]
+            self.dropped += len(self.rest) - MAX_KEPT
+            self.rest = self.rest[:MAX_KEPT]
         return parts
 
     def finish(self) -> list[Part]:
         """The last line, if it has no line feed."""
         line, self.rest = self.rest, b""
-        return [self._part(line)] if line else []
+        return [self._part(line, len(line))] if line else []
 
-    def _part(self, line: bytes) -> Part:
-        if len(line) + self.dropped <= self.max_bytes:
-            return Part(line)
-        return Part(line[: self.kept], f"longer than {self.max_bytes:,} bytes")
+    def _part(self, line: bytes, size: int) -> Part:
+        size += self.dropped
+        self.dropped = 0
+        if size <= self.max_bytes + 1:
+            return Part(line, "", size)
+        return Part(line[:MAX_KEPT], f"longer than {self.max_bytes:,} bytes", size)
 
 
 def is_document(head: bytes) -> bool:

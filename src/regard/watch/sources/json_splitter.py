@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from regard.watch.sources.framing import Part
+from regard.watch.sources.framing import MAX_KEPT, Part
 
 TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*("?)|[{}\[\]]', re.DOTALL)
 REST_OF_STRING = re.compile(rb'[^"\\]*(?:\\.[^"\\]*)*("?)', re.DOTALL)
@@ -16,7 +16,6 @@ ENTRIES_KEY = re.compile(rb'"entries"\s*:\s*\Z')
 LOOK_BACK = 256  # bytes before a bracket in which its key is looked for
 SEPARATORS = b" \t\r\n,\x1e\xef\xbb\xbf"  # RFC 7464 separates texts by 1E; a BOM may come first
 MAX_BETWEEN = 1 << 16
-MAX_KEPT = 4_096  # bytes of what is no event
 
 BETWEEN, ELEMENT, OUTSIDE = "between", "element", "outside"
 

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from regard.watch.events.formats import cloudtrail, json_lines
+from regard.watch.events.formats import (
+    access_log,
+    cloudtrail,
+    ecs,
+    envoy,
+    har,
+    json_lines,
+    ocsf,
+    otlp,
+    zeek,
+)
 from regard.watch.events.formats.format import Format
 
-FORMATS: dict[str, Format] = {
-    module.FORMAT.name: module.FORMAT for module in (cloudtrail, json_lines)
-}
+MODULES = (cloudtrail, har, otlp, ocsf, zeek, ecs, envoy, access_log, json_lines)
+FORMATS: dict[str, Format] = {module.FORMAT.name: module.FORMAT for module in MODULES}

@@ -9,7 +9,7 @@ ENTITY = (
     "user_id|userId|user.id|request.user|request.user_id|username|user_name|user.name|user.email"
     "|user|principal|account_id|account|actor.id|actor|subject|sub|api_key|client_id|session_id"
     "|SubjectUserName|TargetUserName|User|remote_user|client_ip|clientIp|remote_addr|remote_ip"
-    "|source_ip|src_ip|ip|host|Hostname"
+    "|source_ip|src_ip|x_forwarded_for|ip|host|Hostname"
 )
 ENDPOINT = (
     "request.method request.url|request.method request.path|request.method request.uri|method path"
@@ -21,7 +21,7 @@ ENDPOINT = (
 )
 TIME = (
     "@timestamp|timestamp|time|ts|datetime|date|eventTime|event_time|time_iso8601|time_local|msec"
-    "|created_at|createdAt|request.time|request.timestamp|TimeCreated|request.headers.Date"
+    "|start_time|created_at|createdAt|request.time|request.timestamp|TimeCreated|request.headers.Date"
 )
 
 FORMAT = Format(
