@@ -15,7 +15,7 @@ CLASSES = {
     r"|\{?[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\}?"  # a UUID
     r"|([A-Za-z]{1,8}[-_:])?(0x)?(?=.*\d)[0-9a-fA-F]{8,}"  # hexadecimal, i-0a1b2c3d
     r"|[A-Za-z]{1,8}[-_:#]\d{2,}([-_:]\d+)*|\d+([-_:]\d+)+"  # ORD-1234, user_17, 12-34
-    r"|[A-Z]{2,6}\d{4,}"  # AB1234
+    r"|[A-Z]{2,6}\d{4,}|[a-z]{1,4}\d{4,}"  # AB1234, u10414
     r"|(?=(.*\d){3})(?=.*[A-Za-z])[\w+=-]{20,}",  # a token: letters and at least three digits
 }
 CLASS_NAMES = dict(zip(("date", "address", "email", "id"), CLASSES, strict=True))
