@@ -18,7 +18,7 @@ SPAN = 4_096.0  # bits are cut to -SPAN / 2 ... SPAN / 2
 GRID = 1_024  # bits are rounded to 1 / GRID, so that equal values stay equal in any batch
 COLD = 50  # a group with fewer values leans on its pool
 TAIL_POWER = 0.6  # the n ** 0.6 largest values are the tail
-PRIOR_EXCESSES, PRIOR_MEAN = 4.0, 1 / np.log(2)  # P(bits > b) = 2 ** -b, as for code lengths
+LEAST_MEAN = 1 / np.log(2)  # P(bits > b) = 2 ** -b, as for code lengths: no tail is shorter
 HORIZON = 50  # a reservoir forgets: its values come from the last HORIZON * size ones, about
 RESORT = 0.02  # share of new values at which a reservoir is sorted again
 SMALLEST_P = 1e-300
@@ -206,9 +206,8 @@ def _round_bits(bits: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
 def _fit_tail(ordered: npt.NDArray[np.float64]) -> tuple[float, float, float, float]:
     """The exponential tail of sorted values: threshold, share above it, mean excess, maximum."""
     if not len(ordered):
-        return 0.0, 1.0, PRIOR_MEAN, 0.0
+        return 0.0, 1.0, LEAST_MEAN, 0.0
     count = min(int(np.ceil(len(ordered) ** TAIL_POWER)), len(ordered))
     threshold = float(ordered[-count])
-    excess = float((ordered[-count:] - threshold).sum())
-    mean = (excess + PRIOR_EXCESSES * PRIOR_MEAN) / (count + PRIOR_EXCESSES)
+    mean = max(float((ordered[-count:] - threshold).mean()), LEAST_MEAN)
     return threshold, count / len(ordered), mean, float(ordered[-1])

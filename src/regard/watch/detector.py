@@ -268,21 +268,36 @@ class Detector:
                 not teach; they count towards the budget.
             accepted: Whether someone said that all of them are normal: then all of them teach.
         """
-        alerts = sum(each.status == "alert" for each in scored)
         if not accepted:
-            self.budget.observe([each.event.time for each in scored], alerts)
+            self.count_alerts(scored)
         for each in scored:
             key = (each.event.tenant, each.event.endpoint)
             if key in self.known_endpoints or len(self.known_endpoints) < MAX_KNOWN_ENDPOINTS:
                 self.known_endpoints[key] = self.known_endpoints.get(key, 0) + 1
-            if each.status == "alert" and not accepted:
-                self.budget.observe_alert(each.finding, each.event.time)
         suspicious = () if accepted else ("alert", "repeated")
         normal = [each for each in scored if each.status not in suspicious]
         tail = [each for each in scored if each.status in suspicious and self.budget.take_credit()]
         self.calibrate_parts(normal)
         self.calibrate_events([*normal, *tail])
         self.teach(normal)
+
+    def count_alerts(self, scored: Sequence[ScoredEvent]) -> None:
+        """Count events and alerts for the budget, and do not learn from them."""
+        alerts = [each for each in scored if each.status == "alert"]
+        self.budget.observe([each.event.time for each in scored], len(alerts))
+        for each in alerts:
+            self.budget.observe_alert(each.finding, each.event.time)
+
+    def change_budget(
+        self, alerts_per_day: float | None = None, volume_per_day: float | None = None
+    ) -> None:
+        """Ask for another number of alerts, or say how many events there are per day; None leaves
+        it as it was."""
+        changes = {"alerts_per_day": alerts_per_day, "volume_per_day": volume_per_day}
+        changes = {name: value for name, value in changes.items() if value is not None}
+        self.settings = WatchSettings.model_validate(self.settings.model_dump() | changes)
+        self.budget = AlertBudget.from_json(self.budget.to_json(), self.settings)
+        self.budget.volume = volume_per_day or self.budget.volume
 
     def teach(self, scored: Sequence[ScoredEvent]) -> None:
         """Let the levels learn from events, whatever their status."""

@@ -6,12 +6,20 @@ import hashlib
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from importlib.util import find_spec
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from regard.watch.budget import DAY
-from regard.watch.detector import Detector, EntityStates, OnProgress, ScoredEvent, load_level_class
+from regard.watch.detector import (
+    LEVEL_CLASSES,
+    Detector,
+    EntityStates,
+    OnProgress,
+    ScoredEvent,
+    load_level_class,
+)
 from regard.watch.event import Event
 from regard.watch.level import Level
 from regard.watch.settings import WatchSettings
@@ -46,7 +54,8 @@ class LearnReport:
         held_out: Number of events that were held out.
         held_out_rates: For some values of p: share of the held-out events below it.
         held_out_alerts: Alerts among the held-out events, of any status.
-        levels: For each level what it is, and the share of held-out events with p < .01.
+        levels: For each level the number of its calibration groups ("groups"), the share of
+            held-out events with small p ("held_out_rates"), and what became of its network.
         notes: What the user should know.
     """
 
@@ -156,6 +165,8 @@ def fit_levels(
     """The levels of the settings, fitted."""
     levels = []
     for i, name in enumerate(settings.levels):
+        if find_spec(LEVEL_CLASSES[name].partition(":")[0]) is None:
+            continue
         on_progress(f"fit {name}", i, len(settings.levels))
         level = load_level_class(name)(settings)
         if secret and hasattr(level, "secret"):
@@ -216,8 +227,8 @@ def _report(
     for level in detector.levels:
         level_p = np.array([each.level_p[level.name] for each in checked])
         report.levels[level.name] = {
-            "parts": len(level.group_names()),
-            "held_out_rate": float((level_p <= 0.01).mean()),
+            "groups": len(level.group_names()),
+            "held_out_rates": {str(each): float((level_p <= each).mean()) for each in REPORTED_P},
         }
     report.notes = _describe_limits(report, settings)
     return report
