@@ -10,6 +10,7 @@ from pathlib import Path
 from string import Template
 
 import regard
+from regard.console import escape_controls
 from regard.inspection.data import FORMAT, ViewData
 from regard.report.markup import escape_text, tag
 
@@ -49,6 +50,7 @@ SCRIPTS = (  # parts of one function, in this order
     "server",
     "main",
 )
+MAX_TITLE = 200  # characters in the title of the window
 
 
 def write_page(view: ViewData, path: Path) -> int:
@@ -72,7 +74,7 @@ def render_page(view: ViewData) -> str:
     script = f'(() => {{\n"use strict";\n{parts}}})();\n'
     size = sum(map(len, (data, style, libraries, script)))
     return Template(resource("page.html")).substitute(
-        title=escape_text(view["title"].encode(errors="replace").decode()),
+        title=escape_text(escape_controls(view["title"][:MAX_TITLE])),
         policy=escape_text(content_security_policy(style, (libraries, script), view["server"])),
         style=style,
         data=data,

@@ -42,7 +42,7 @@ function drawImportance() {
     const sorted = d3.sort(entries, (each) => -Math.abs(each.change)).slice(0, 15);
     const largest = Math.abs(sorted[0].change) || 1;
     return element("div", { class: "card" }, element("h3", {}, title), element("ol", { class: "bars wide" }, sorted.map(({ layer, head, change }) =>
-      barItem(maps[layer] ? (head === null ? label(maps[layer].name, 40) : placeName(maps[layer], head)) : `Layer ${layer}`, "", number(change), Math.abs(change) / largest,
+      barItem(maps[layer] ? (head === null ? mapName(maps[layer]) : placeName(maps[layer], head)) : `Layer ${layer}`, "", number(change), Math.abs(change) / largest,
         () => choose({ map: layer, head: head ?? ALL }), change < 0))));
   };
   byId("importance-bars").replaceChildren(...[
@@ -57,7 +57,7 @@ function drawAttribution() {
   byId("attribution").hidden = Object.keys(attribution).length === 0;
   const boxes = Object.entries(attribution).map(([method, scores]) => {
     const largest = d3.max(scores, Math.abs) || 1;
-    const title = element("h3", {}, visible(method.replaceAll("_", " ")));
+    const title = element("h3", {}, label(method.replaceAll("_", " "), 60));
     if (isPicture(own)) {
       const canvas = pictureCanvas(own, 320);
       drawOver(canvas, own, scores.map((score) => Math.max(0, score)));

@@ -18,7 +18,7 @@ function drawCompare() {
   first.maps.forEach((map, i) => {
     const cells = d3.range(map.heads).map((head) => byHead.get(key([i, head]))).filter(Boolean);
     if (cells.length === 0) return;
-    grid.append(element("div", { class: "cell-row" }, element("span", { class: "thumbnail-name" }, label(map.name, 22)), cells.map((match) => {
+    grid.append(element("div", { class: "cell-row" }, element("span", { class: "thumbnail-name" }, mapName(map)), cells.map((match) => {
       const text = `${placeName(map, match.first[1])}: similarity ${number(match.same_place)} at the same place`;
       const cell = element("button", { type: "button", "aria-label": text, title: text, "aria-pressed": String(match.index === state.pair), onclick: () => choose({ pair: match.index }) });
       cell.style.background = signedShade(-(1 - match.same_place));

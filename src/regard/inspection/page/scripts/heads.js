@@ -16,12 +16,12 @@ function drawBar() {
     return element("span", { class: "stepper" }, step(-1, "‹", `Previous ${name}`), select, step(1, "›", `Next ${name}`));
   };
   const focused = bar.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
-  const models = view.models.map((each, i) => [i, label(each.name, 28)]);
+  const models = view.models.map((each, i) => [i, mapName(each)]);
   const heads = d3.range(map.heads).map((h) => [h, `Head ${h}`]);
   if (map.heads > 1) heads.push([ALL, "All heads"]);
   bar.replaceChildren(
     ...(models.length > 1 ? [choice("Model", models, state.model, (at) => choose({ model: at }))] : []),
-    stepper("layer", state.map, model.maps.map((each, i) => [i, label(each.name, 40)]), (at) => choose({ map: at })),
+    stepper("layer", state.map, model.maps.map((each, i) => [i, mapName(each)]), (at) => choose({ map: at })),
     stepper("head", state.head, heads, (at) => choose({ head: at })),
     element("span", { class: `badge ${map.kind}`, title: kindText(map) }, KINDS[map.kind][0]),
     element("label", { class: "check" },
@@ -69,7 +69,7 @@ const thumbnailObserver = new IntersectionObserver((entries) => {
 
 function thumbnailRow(map, i) {
   const row = element("div", { class: "thumbnail-row", "data-map": i });
-  row.append(element("span", { class: "thumbnail-name", title: `${visible(map.name)} · ${visible(map.mixer)}` }, label(map.name, 22)));
+  row.append(element("span", { class: "thumbnail-name", title: `${visible(map.name)} · ${visible(map.mixer)}` }, mapName(map)));
   const cells = element("span", { class: "thumbnail-cells" });
   row.append(cells);
   if (map.tiles.length === 0) {
@@ -77,7 +77,7 @@ function thumbnailRow(map, i) {
     return row;
   }
   for (const head of d3.range(map.heads)) {
-    const name = `${visible(map.name)}, head ${head}`;
+    const name = placeName(map, head);
     const canvas = thumbnail(tiledMap(map), head);
     cells.append(element("button", {
       type: "button", tabindex: -1, "data-head": head, "aria-label": name, title: name,
@@ -149,7 +149,7 @@ let headMap = null;
 
 function drawHead() {
   const map = currentMap();
-  byId("head-title").textContent = placeName(map, state.head) + (map.mixer ? ` · ${label(map.mixer, 60)}` : "");
+  byId("head-title").replaceChildren(placeName(map, state.head), " ", element("small", {}, `${label(map.mixer, 60)} · ${label(map.name, 120)}`));
   byId("head-kind").replaceChildren(element("span", { class: `badge ${map.kind}` }, KINDS[map.kind][0]), ` ${visible(kindText(map))}`);
   drawHeadMetrics(map);
   headMap?.remove();
@@ -189,7 +189,7 @@ function drawHeadMetrics(map) {
       return state.head === ALL ? d3.mean(numbers) : numbers[state.head];
     };
     const chance = pick(map.chance[name]);
-    return element("div", { title: METRICS[name]?.[1] },
+    return element("div", { title: METRICS[name] },
       element("dt", {}, metricName(name)),
       element("dd", {}, number(pick(values)), chance === null || chance === undefined ? null : element("small", {}, ` chance ${number(chance)}`)));
   });

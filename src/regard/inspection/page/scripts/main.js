@@ -9,13 +9,14 @@ function drawHeader() {
   byId("title").textContent = label(view.title, 200);
   const models = view.models.map((model) => {
     const heads = d3.sum(model.maps, (map) => map.heads);
-    const parts = [`${label(model.name, 60)}: ${plural(model.parameters, "parameter")}, ${plural(model.maps.length, "layer")}, ${plural(heads, "head")}`];
+    const name = view.models.length > 1 || model.name !== view.title ? `${label(model.name, 60)}: ` : "";
+    const parts = [`${name}${plural(model.parameters, "parameter")}, ${plural(model.maps.length, "layer")}, ${plural(heads, "head")}`];
     if (model.prediction) parts.push(`predicts ${label(model.prediction, 200)}`);
     return parts.join(", ");
   });
   const inputs = view.sequences.map((each) => (isPicture(each) ? `a picture of ${each.grid.join(" × ")} patches` : plural(each.count, "token")));
   byId("summary").textContent = `${models.join(" · ")}. Input: ${inputs.join(" and ")}.`;
-  byId("notes").replaceChildren(...view.notes.map((note) => element("li", {}, visible(note))));
+  byId("notes").replaceChildren(...view.notes.map((note) => element("li", {}, visible(cut(note, 1000)))));
 }
 
 function drawContents() {
@@ -91,5 +92,6 @@ addEventListener("resize", () => {
   resizing = setTimeout(drawSpectrum, 200);
 });
 
+resetState();
 readAddress();
 start();

@@ -109,14 +109,14 @@ function drawPicture() {
     return element("button", { type: "button", class: "photo-button", "aria-pressed": String(pressed), onclick: open }, canvas, title);
   };
   byId("picture-heads").replaceChildren(
-    element("h3", {}, `By head, ${label(map.name, 40)}`),
+    element("h3", {}, `By head, ${mapName(map)}`),
     element("div", { class: "photos" }, d3.range(map.heads).map((head) =>
       small(tiledMap(map).row(head, token), `Head ${head}`, head === state.head, () => choose({ head })))));
 
   const layers = currentModel().maps.map((each, index) => ({ each, index }))
     .filter(({ each }) => each.keys === map.keys && each.queries === map.queries && each.tiles.length > 0);
   const row = layers.map(({ each, index }) =>
-    small(tiledMap(each).row(ALL, token), label(each.name, 20), index === state.map, () => choose({ map: index })));
+    small(tiledMap(each).row(ALL, token), mapName(each), index === state.map, () => choose({ map: index })));
   const { rollout } = currentModel();
   if (rollout && own.id === view.sequences[0].id && self) {
     const weightsOf = new TiledMap([rollout], own.count, own.count, 1).row(0, token);

@@ -41,7 +41,7 @@ function drawInterventions() {
     element("button", { type: "button", class: primary ? "primary" : false, onclick: () => add(heads) }, text);
   const all = [null];
   const others = d3.range(map.heads).filter((head) => head !== state.head);
-  const name = label(map.name, 30);
+  const name = mapName(map);
   const buttons = state.head === ALL || others.length === 0
     ? [button(`Change all heads of ${name}`, all, true)]
     : [button(`Change ${placeName(map, state.head)}`, [state.head], true), button("All heads of the layer but this", others), button("All heads of the layer", all)];

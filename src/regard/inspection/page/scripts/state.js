@@ -2,7 +2,7 @@
 
 const state = { model: 0, map: null, head: 0, token: null, side: "query", contrast: "weak", pair: 0, zoom: "", at: "" };
 const NUMBERS = new Set(["model", "map", "head", "token", "pair"]);
-const initial = { ...state };
+const initial = { ...state }; // what the address leaves out; map and token depend on the view
 
 function readAddress() {
   const given = new URLSearchParams(location.hash.slice(1));
@@ -18,6 +18,14 @@ function readAddress() {
   clampState();
 }
 
+/* Choose what a view opens with. */
+function resetState() {
+  Object.assign(initial, { map: null, token: null });
+  Object.assign(state, initial);
+  clampState();
+  Object.assign(initial, { map: state.map, token: state.token });
+}
+
 function address(changes = {}) {
   const parts = new URLSearchParams();
   for (const [key, value] of Object.entries({ ...state, ...changes })) {
@@ -31,10 +39,12 @@ function clampState() {
   const within = (value, count) => Math.max(0, Math.min(Number.isInteger(value) ? value : 0, count - 1));
   state.model = within(state.model, view.models.length);
   const { maps } = view.models[state.model];
-  // a translation opens with its alignment
-  const cross = maps.findIndex((map) => map.role === "cross" && map.tiles.length > 0);
-  const drawable = maps.findIndex((map) => map.tiles.length > 0);
-  state.map = within(state.map ?? (cross >= 0 ? cross : drawable), maps.length);
+  if (state.map === null) {
+    // a translation opens with its alignment
+    const cross = maps.findIndex((map) => map.role === "cross" && map.tiles.length > 0);
+    state.map = cross >= 0 ? cross : maps.findIndex((map) => map.tiles.length > 0);
+  }
+  state.map = within(state.map, maps.length);
   if (maps.length > 0) {
     const map = maps[state.map];
     if (state.head !== ALL || map.heads < 2) state.head = within(state.head, map.heads);

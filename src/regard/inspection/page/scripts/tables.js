@@ -55,7 +55,7 @@ function drawTable() {
   const largest = new Map(names.map((name) => [name, d3.max(maps.flatMap((map) => map.metrics[name] ?? []), Math.abs) || 1]));
   const columns = [
     { name: "Head", text: true }, { name: "Map", text: true },
-    ...names.map((name) => ({ name: metricName(name), note: METRICS[name]?.[1] ?? visible(name) })),
+    ...names.map((name) => ({ name: metricName(name), note: METRICS[name] ?? visible(name) })),
   ];
   const rows = maps.flatMap((map, i) => (map.kind === "none" ? [] : d3.range(map.heads).map((head) => ({
     map: i, head,
@@ -75,7 +75,7 @@ function drawTable() {
   }))));
   byId("table").replaceChildren(sortableTable(`${plural(rows.length, "head")}`, columns, rows));
   byId("meanings").replaceChildren(...names.flatMap((name) =>
-    METRICS[name] ? [element("dt", {}, metricName(name)), element("dd", {}, METRICS[name][1])] : []));
+    METRICS[name] ? [element("dt", {}, metricName(name)), element("dd", {}, METRICS[name])] : []));
   markTable();
 }
 
@@ -88,17 +88,17 @@ function markTable() {
 function drawResults() {
   const { tables = [], figures = [] } = currentModel();
   byId("results").hidden = tables.length + figures.length === 0;
+  const heading = (each) => element("h3", {}, label(each.title, 200));
   byId("tables").replaceChildren(...tables.flatMap((each) => {
     const numeric = each.columns.map((_, i) => i > 0 && each.rows.every((row) => row[i] === null || typeof row[i] === "number"));
+    const columns = each.columns.map((name, i) => ({ name: label(name, 60), text: !numeric[i] }));
     const rows = each.rows.map((row) => ({
       cells: row.map((value) => ({ text: typeof value === "number" || value === null ? number(value) : label(String(value), 120), value })),
     }));
-    return [
-      element("h3", {}, visible(each.title)), element("p", { class: "muted" }, visible(each.caption)),
-      sortableTable(visible(each.title), each.columns.map((name, i) => ({ name: visible(name), text: !numeric[i] })), rows),
-    ];
+    return [heading(each), element("p", { class: "muted" }, visible(cut(each.caption, 1000))), sortableTable(plural(rows.length, "row"), columns, rows)];
   }));
-  byId("figures").replaceChildren(...figures.map((each) =>
-    element("figure", { class: "card" }, element("h3", {}, visible(each.title)),
-      element("img", { src: each.image, alt: visible(each.caption), class: "figure" }), element("figcaption", {}, visible(each.caption)))));
+  byId("figures").replaceChildren(...figures.map((each) => {
+    const caption = visible(cut(each.caption, 1000));
+    return element("figure", { class: "card" }, heading(each), element("img", { src: each.image, alt: caption, class: "figure" }), element("figcaption", {}, caption));
+  }));
 }

@@ -18,10 +18,9 @@ function tiledMap(map) {
 function replaceView(other) {
   view = other;
   tiled = new Map();
-  Object.assign(state, { token: null, zoom: "", pair: 0 });
   generation += 1;
   setEdits([]);
-  clampState();
+  resetState();
   start();
 }
 
@@ -50,8 +49,18 @@ function tokenName(sequence, index) {
 }
 
 const ROLES = { self: "Self-attention", encoder: "Encoder", decoder: "Decoder", cross: "Cross-attention" };
+const SHORT_ROLES = { self: "Layer", encoder: "Encoder", decoder: "Decoder", cross: "Cross" };
+
+/* "Layer 3"; with a letter if several maps are of the same layer. */
+function mapName(map) {
+  const owner = view.models.find((model) => model.maps.includes(map));
+  const alike = owner ? owner.maps.filter((each) => each.role === map.role && each.layer === map.layer) : [map];
+  const letter = alike.length > 1 ? String.fromCharCode(97 + (alike.indexOf(map) % 26)) : "";
+  return `${SHORT_ROLES[map.role]} ${map.layer}${letter}`;
+}
+
 const headName = (head) => (head === ALL ? "all heads" : `head ${head}`);
-const placeName = (map, head) => `${label(map.name, 40)}, ${headName(head)}`;
+const placeName = (map, head) => `${mapName(map)}, ${headName(head)}`;
 
 const KINDS = {
   exact: ["Exact", "What this head passes on is this map times its values"],
@@ -62,23 +71,21 @@ const KINDS = {
 
 function kindText(map) {
   if (map.kind === "none") return map.reason;
-  const text = KINDS[map.kind][1];
-  if (map.kind !== "exact") return map.reason ? `${text} ${map.reason}` : text;
-  return map.error === null ? `${text}.` : `${text} (largest relative error ${map.error.toExponential(0).replace("-", "−")}).`;
+  const error = map.error === null ? "" : `, with an error of at most ${map.error.toExponential(0).replace("-", "−")} of the largest output`;
+  return `${KINDS[map.kind][1]}${map.kind === "exact" ? `${error}.` : ""} ${map.reason}`.trim();
 }
 
-/* Metrics that are known by name, with what they mean. */
+/* What the metrics mean, by their names in regard/inspection/metrics.py. */
 const METRICS = {
-  entropy: ["Entropy", "How spread the attention of a token is: 0 if it looks at one token, larger the more it looks at."],
-  mean_distance: ["Distance", "How far a token looks, on average: in tokens, or in patches of an image."],
-  distance: ["Distance", "How far a token looks, on average: in tokens, or in patches of an image."],
-  effective_rank: ["Rank", "How many dimensions the map has in effect: the exponential of the entropy of its singular values."],
-  rank: ["Rank", "How many dimensions the map has in effect."],
-  first: ["First", "Share of attention on the first token."],
-  previous: ["Previous", "Share of attention on the token before."],
-  same: ["Same", "Share of attention on the token itself."],
-  next: ["Next", "Share of attention on the token after."],
-  induction: ["Induction", "Share of attention on the token that came after an earlier copy of this token: the head that continues what was seen before."],
-  duplicate: ["Duplicate", "Share of attention on earlier copies of the same token."],
+  entropy: "How spread the attention of a token is, in bits: 0 if it looks at one token only.",
+  distance: "How far a token looks, on average: in tokens, or in patches of an image.",
+  "effective rank": "How many dimensions the map has in effect: the exponential of the entropy of its singular values.",
+  first: "Share of attention on the first token.",
+  previous: "Share of attention on the token before.",
+  same: "Share of attention on the token itself.",
+  next: "Share of attention on the token after.",
+  "same word": "Share of attention on other places with the same token.",
+  duplicate: "Share of attention on earlier places with the same token.",
+  induction: "Share of attention on the token that came after an earlier copy of this one: the head that continues what was seen before.",
 };
-const metricName = (name) => METRICS[name]?.[0] ?? label(name.replaceAll("_", " "), 30);
+const metricName = (name) => label(name[0].toUpperCase() + name.slice(1), 30);
