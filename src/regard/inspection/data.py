@@ -28,8 +28,11 @@ class TileData(TypedDict):
     """A rectangle of a map, all heads: queries `q` (from, to) by keys `k`, in `rows` x `columns`
     cells.
 
-    `weights` is base64 of uint8 (heads, rows, columns): the mean weight of a cell divided by
-    `scale[head]`, times 255. A cell is one pair of tokens if there are as many as tokens.
+    `weights` is base64 of uint8 (heads, rows, columns): the size of the mean weight of a cell,
+    divided by `scale[head]`, times 255. A cell is one pair of tokens if there are as many as
+    tokens; else cell i of a side of `size` tokens in `cells` cells has the tokens from
+    i * size // cells to (i + 1) * size // cells. Some maps have negative weights: delta rules, and
+    kernels of convolutions.
     """
 
     q: tuple[int, int]
@@ -77,7 +80,8 @@ class ModelData(TypedDict):
     prediction: NotRequired[str]
     rollout: NotRequired[TileData]
     attribution: NotRequired[dict[str, list[float]]]  # method -> score of each input token
-    importance: NotRequired[list[dict[str, Any]]]  # {"layer", "head", "change"}; head None: layer
+    # {"map", "layer", "head", "change"}: the index in `maps`; head None is the whole layer
+    importance: NotRequired[list[dict[str, Any]]]
     lens: NotRequired[dict[str, Any]]  # {"positions", "layers": [[[token, probability], ...], ...]}
     tables: NotRequired[list[dict[str, Any]]]  # {"title", "caption", "columns", "rows"}
     figures: NotRequired[list[dict[str, Any]]]  # {"title", "caption", "image": data URI}
@@ -129,9 +133,12 @@ class OutputData(TypedDict):
 
 
 class InterventionData(TypedDict):
-    """Outputs without and with the edits. `metric` is the metric of the task on a sample:
-    {"name", "before", "after", "examples"}."""
+    """Outputs without and with the edits. `change` is how far they are apart, in `unit`: bits of
+    the Kullback-Leibler divergence, 1 - cosine of vectors, or a difference of numbers. `metric` is
+    the metric of the task on a sample: {"name", "before", "after", "examples"}."""
 
     before: OutputData
     after: OutputData
+    change: float
+    unit: str
     metric: NotRequired[dict[str, Any]]

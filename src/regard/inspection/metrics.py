@@ -34,12 +34,12 @@ class MapRows(NamedTuple):
     """Rows of the maps of a layer.
 
     Attributes:
-        index: Queries of the rows (r).
+        queries: Queries of the rows (r).
         weights: (h, r, m), not negative, each row divided by its sum.
         complete: Whether all rows are there.
     """
 
-    index: Tensor
+    queries: Tensor
     weights: Tensor
     complete: bool
 
@@ -83,7 +83,7 @@ def head_metrics(
         first_patch: Number of the first patch.
         ids: Ids of the keys (m), to find the same token elsewhere.
     """
-    weights, index = rows.weights, rows.index
+    weights, index = rows.weights, rows.queries
     _, count, m = weights.shape
     numbers: dict[str, Tensor] = {}
     if count:
@@ -115,7 +115,7 @@ def _finite(values: Tensor) -> list[float | None]:
 def mean_distance(rows: MapRows, grid: tuple[int, int] | None, first_patch: int) -> Tensor:
     """Mean distance between query and key, weighted by attention (h). In an image it is that of
     patches in two dimensions (Dosovitskiy et al. 2021, figure 7), and other tokens are left out."""
-    weights, index = rows.weights, rows.index
+    weights, index = rows.weights, rows.queries
     positions = torch.arange(weights.shape[2], dtype=torch.float32)[:, None]
     if grid is not None:
         last = first_patch + grid[0] * grid[1]
@@ -146,14 +146,6 @@ def cumulative_spectrum(values: Tensor, points: int = 64) -> list[list[float]]:
     count = shares.shape[-1]
     places = torch.arange(1, min(points, count) + 1) * count // min(points, count) - 1
     return [[round(x, 4) for x in row] for row in shares[:, places].tolist()]
-
-
-# ------------------------------------------------------------------ repeated random tokens
-def repeated_tokens(vocab_size: int, length: int, seed: int = 0) -> Tensor:
-    """`length` random tokens, twice: (2 * length)."""
-    generator = torch.Generator().manual_seed(seed)
-    half = torch.randint(1, vocab_size, (length,), generator=generator)
-    return torch.cat((half, half))
 
 
 def induction_scores(weights: Tensor, length: int) -> dict[str, Tensor]:

@@ -34,7 +34,9 @@ from regard.attentions.kv_cache import CallPositions, KVCacheAttention
 from regard.mixer import Attention, evaluation_mode
 from regard.mixers.recurrence import RecurrentHeads
 from regard.models.model import outer_mixers
+from regard.pattern import Causal, Full
 
+MAX_PAIRS = 1 << 20  # queries x keys of a pattern that is looked at pair by pair
 MASKS = ("mask", "attn_mask", "global_attention_mask", "query_mask")
 
 
@@ -77,6 +79,11 @@ class AttentionRecord(ABC):
         """The values of each head, (b, h, m, f)."""
         return self.v.repeat_interleave(self.heads // self.v.shape[1], 1)
 
+    def visible(self) -> Tensor | None:
+        """Which keys each query may see, broadcast to (b, h, n, m); None if only `causal` and
+        `mask` restrict them."""
+        return None
+
     @abstractmethod
     def attend(self, values: Tensor, rows: slice, example: int) -> Tensor:
         """The same heads over other values.
@@ -98,6 +105,17 @@ class RegardAttentionRecord(AttentionRecord):
 
     attention: Attention
     arguments: dict[str, Any]
+
+    def visible(self) -> Tensor | None:
+        """See `AttentionRecord`: the pairs of the pattern, in a short sequence."""
+        if not isinstance(self.attention, KVCacheAttention):
+            return None
+        pattern = self.attention.causal_pattern if self.causal else self.attention.pattern
+        if self.queries * self.keys > MAX_PAIRS or pattern in (Full(), Causal()):
+            return None
+        positions = torch.arange(max(self.queries, self.keys), device=self.q.device)
+        q, k = positions[: self.queries, None], positions[None, : self.keys]
+        return pattern.resolve_global_mask(False, False).allows(q, k)
 
     def attend(self, values: Tensor, rows: slice, example: int) -> Tensor:
         """See `AttentionRecord`. Attention with a KV cache computes only the rows; others compute
@@ -150,6 +168,13 @@ class TransformersRecord(AttentionRecord):
     module: nn.Module
     attention_mask: Tensor | None
     arguments: dict[str, Any]
+
+    def visible(self) -> Tensor | None:
+        """See `AttentionRecord`."""
+        mask = self.attention_mask
+        if not isinstance(mask, Tensor) or mask.dim() != 4:
+            return None
+        return mask if mask.dtype == torch.bool else mask > torch.finfo(mask.dtype).min / 2
 
     def attend(self, values: Tensor, rows: slice, example: int) -> Tensor:
         """See `AttentionRecord`. Eager and fused attention compute only the rows; attention of
@@ -228,7 +253,8 @@ class Recorder:
         keep: Sequence[int] | None = None,
         edit: Edit | None = None,
     ) -> None:
-        self.layers: list[LayerRecord] = []
+        self.layers: list[LayerRecord] = []  # of the last call of the model
+        self.model = model
         self.paths = {id(module): path for path, module in model.named_modules()}
         self.mixers = {id(mixer) for mixer in outer_mixers(model)} | {
             id(module) for _, module in layers
@@ -249,6 +275,8 @@ class Recorder:
             yield
 
     def _enter(self, module: nn.Module, args: Any) -> None:
+        if module is self.model:
+            self.layers = []
         if id(module) in self.mixers:
             self._start_layer(module)
         elif isinstance(module, Attention):
@@ -270,8 +298,11 @@ class Recorder:
             if self.depth or kwargs.get("state") is not None:
                 return None
             arguments = {name: value for name, value in kwargs.items() if name != "state"}
+            q, k, v = args[:3]
             record = RegardAttentionRecord(
-                *args[:3],
+                q,
+                k,
+                v,
                 output[0],
                 arguments.get("causal", False),
                 arguments.get("mask"),
@@ -337,15 +368,17 @@ def recorded_interface(recorder: Recorder) -> Iterator[None]:
                 q, k, v, out.transpose(1, 2), causal, None, function, module, mask, kwargs
             )
             changed = recorder.add(record, module)
-            return out if changed is None else changed.transpose(1, 2).contiguous(), weights
+            # from the recorded output, so that gradients pass through it
+            chosen = record.output if changed is None else changed
+            return chosen.transpose(1, 2).contiguous(), weights
 
         return call
 
-    ALL_ATTENTION_FUNCTIONS.get_interface = get_interface  # type: ignore[method-assign]
+    ALL_ATTENTION_FUNCTIONS.__dict__["get_interface"] = get_interface  # of this object only
     try:
         yield
     finally:
-        del ALL_ATTENTION_FUNCTIONS.get_interface
+        del ALL_ATTENTION_FUNCTIONS.__dict__["get_interface"]
 
 
 def record_call(
@@ -356,10 +389,10 @@ def record_call(
     keep: Sequence[int] | None = None,
     edit: Edit | None = None,
 ) -> tuple[list[LayerRecord], Any]:
-    """Call a model in evaluation mode; return its layers and its output.
+    """Call a model in evaluation mode; return its layers and what the call returned.
 
     Args:
-        call: Calls the model.
+        call: Calls the model, perhaps several times; the layers are those of the last call.
         layers: See `Recorder`.
         keep: See `Recorder`.
         edit: See `Recorder`.

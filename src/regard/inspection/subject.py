@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,10 @@ class Subject:
         text: The text that was given, or None.
         tokens: Texts of the tokens by the name of the input: "input_ids", "x", "target" and others.
         decode: Id -> text of a token, for predictions of a language model.
+        special: Ids of special tokens, such as [CLS].
         classes: Names of the classes, for a classifier.
         run: The run of the model, or None.
-        encode: Text -> inputs, to look at another text; None for other inputs.
+        encode: Text, or (source, target) -> the subject with this input; None for other inputs.
         notes: What a person should know, such as a text that was cut.
     """
 
@@ -49,9 +50,10 @@ class Subject:
     text: str | None = None
     tokens: dict[str, list[str]] = field(default_factory=dict)
     decode: Callable[[int], str] | None = None
+    special: frozenset[int] = frozenset()
     classes: Sequence[str] = ()
     run: TrainedRun | None = None
-    encode: Callable[[str], Subject] | None = None
+    encode: Callable[[str | tuple[str, str]], Subject] | None = None
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -103,13 +105,23 @@ class Subject:
         """Call the model."""
         return self.inputs.call(self.model)
 
-    def replace_ids(self, ids: Mapping[str, Tensor]) -> ModelInputs:
-        """The inputs with other token ids of the same shapes."""
-        kwargs = {name: ids.get(name, value) for name, value in self.inputs.kwargs.items()}
-        args = self.inputs.args
-        if "x" in ids and args:
-            args = (ids["x"], *args[1:])
-        return ModelInputs(args, kwargs, self.inputs.mask)
+    def with_arguments(self, **changes: Tensor) -> Subject:
+        """The same model with other values of some inputs, by name."""
+        kwargs = {name: changes.get(name, value) for name, value in self.inputs.kwargs.items()}
+        args = tuple(
+            changes.get(name, value) for name, value in zip(("x",), self.inputs.args, strict=False)
+        )
+        return replace(self, inputs=ModelInputs(args, kwargs, self.inputs.mask))
+
+    def repeat(self, count: int) -> Subject:
+        """The same input `count` times, as a batch."""
+        return self.with_arguments(
+            **{
+                name: value.expand(count, *value.shape[1:])
+                for name, value in self.arguments.items()
+                if isinstance(value, Tensor) and value.shape[0] == 1
+            }
+        )
 
     def task(self) -> Task:
         """The task of the run, with its data."""
@@ -193,7 +205,10 @@ def task_of(run: TrainedRun) -> Task:
 
 def _from_run(run: TrainedRun, raw: Any) -> Subject:
     """A raw input as `regard predict` takes it, an example, or the number of a test example."""
-    processor, notes = run.processor, []
+    processor, target = run.processor, None
+    notes: list[str] = []
+    if isinstance(raw, tuple) and isinstance(processor, TextToTextProcessor):
+        raw, target = raw
     text = raw if isinstance(raw, str) else None
     if isinstance(raw, bool):
         raise TypeError("An input of a run is a text, a path, a row, or the number of an example.")
@@ -223,7 +238,7 @@ def _from_run(run: TrainedRun, raw: Any) -> Subject:
         except OSError as error:
             raise ValueError(f"Cannot read {raw}: {error.strerror or error}") from error
     if isinstance(processor, TextToTextProcessor) and text is not None:
-        example = Example(_write_target(run, processor, example), {})
+        example = Example(_write_target(run, processor, example, target), {})
     batch = collate([example]).to(run.device)
     kwargs = {name: value for name, value in batch.inputs.items() if value is not None}
     tokens = {
@@ -238,8 +253,8 @@ def _from_run(run: TrainedRun, raw: Any) -> Subject:
         text,
         tokens,
         _decoder(processor, "target"),
-        tuple(getattr(processor, "labels", ())),
-        run,
+        classes=tuple(getattr(processor, "labels", ())),
+        run=run,
         notes=notes,
     )
     if processor is not None and not processor.columns and not processor.suffixes:
@@ -248,14 +263,14 @@ def _from_run(run: TrainedRun, raw: Any) -> Subject:
 
 
 def _write_target(
-    run: TrainedRun, processor: TextToTextProcessor, example: Example
+    run: TrainedRun, processor: TextToTextProcessor, example: Example, target: str | None
 ) -> dict[str, Tensor]:
-    """The source, and as target the text that the model writes for it."""
-    batch = collate([example]).to(run.device)
-    written = processor.predict(run.model, batch.inputs)[0]["text"]
-    target = processor.target_tokenizer.encode(written)[: processor.length - 1]
-    start = torch.tensor([processor.start, *target.tolist()])
-    return {**example.inputs, "target": start}
+    """The source, and a target: the given text, or the one that the model writes."""
+    if target is None:
+        batch = collate([example]).to(run.device)
+        target = str(processor.predict(run.model, batch.inputs)[0]["text"])
+    tokens = processor.target_tokenizer.encode(target)[: processor.length - 1]
+    return {**example.inputs, "target": torch.tensor([processor.start, *tokens.tolist()])}
 
 
 def _decoder(processor: Processor | None, name: str) -> Callable[[int], str] | None:
@@ -333,6 +348,7 @@ def _from_transformers(
         text,
         tokens,
         known,
+        frozenset(getattr(tokenizer, "all_special_ids", ())),
         [str(labels[i]) for i in sorted(labels)],
         notes=notes,
     )

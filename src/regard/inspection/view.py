@@ -6,15 +6,33 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from regard.inspection.answers import Answer, read_answer
+from regard.inspection.attribution import agreement, attributions, rollout_maps, rollout_tile
+from regard.inspection.controls import control, induction, shuffled_subject
 from regard.inspection.data import (
     FORMAT,
+    HeadEdit,
+    HeadMatch,
+    InterventionData,
     MapData,
     ModelData,
+    OutputData,
     SequenceData,
     TileData,
     ViewData,
 )
 from regard.inspection.inspected import InspectedModel, PlacedMap
+from regard.inspection.interventions import (
+    MAX_RUNS,
+    HeadChange,
+    changed_answer,
+    changed_heads,
+    find_map,
+    head_importance,
+    parse_edits,
+)
+from regard.inspection.lens import logit_lens
+from regard.inspection.matching import change_table, match_heads
 from regard.inspection.metrics import (
     MapRows,
     cumulative_spectrum,
@@ -23,7 +41,15 @@ from regard.inspection.metrics import (
     singular_values,
 )
 from regard.inspection.subject import find_subject
-from regard.inspection.tiles import PAGE_BYTES, compute_tile, fine_rectangles, page_cells
+from regard.inspection.tiles import (
+    PAGE_BYTES,
+    compute_tile,
+    encode_tile,
+    fine_rectangles,
+    page_cells,
+)
+from regard.inspection.vision import vision_figures
+from regard.train.inference import evaluate
 
 
 def look(
@@ -107,15 +133,62 @@ class View:
         columns: int,
     ) -> TileData:
         """A rectangle of a map, in at most `rows` x `columns` cells."""
-        if not 0 <= model < len(self.models):
-            raise ValueError(f"There is no model {model}: there are {len(self.models)}.")
-        maps = self.models[model].maps
-        if not 0 <= map < len(maps):
-            raise ValueError(f"There is no map {map}: the model has {len(maps)}.")
-        operator = maps[map].map.operator
+        placed = find_map(self._model(model), map)
+        operator = placed.map.operator
         if operator is None:
-            raise ValueError(f"Layer {maps[map].layer} has no map: {maps[map].map.reason}")
+            raise ValueError(f"Layer {placed.layer} has no map: {placed.map.reason}")
         return compute_tile(operator, queries, keys, rows, columns)
+
+    def intervene(
+        self, model: int, edits: Sequence[HeadEdit], *, examples: int = 0
+    ) -> InterventionData:
+        """The answer of a model with some heads changed, beside its answer without.
+
+        Args:
+            model: Number of the model.
+            edits: Changes; see `HeadEdit`.
+            examples: Also evaluate the metric of the task on this many test examples, for a run.
+        """
+        inspected = self._model(model)
+        subject = inspected.subject
+        others = {
+            edit["example"]: self._look_at(inspected, edit["example"])
+            for edit in edits
+            if edit["replace"] == "example"
+        }
+        changes = parse_edits(inspected, edits, others)
+        before = read_answer(subject, inspected.output)
+        after = changed_answer(inspected, changes)
+        result: InterventionData = {
+            "before": output_data(before),
+            "after": output_data(after),
+            "change": float(before.changes(after)),
+            "unit": before.unit,
+        }
+        for data, edited in ((result["before"], []), (result["after"], changes)):
+            with changed_heads(inspected, edited):
+                lens = logit_lens(inspected)
+            if lens is not None:
+                data["lens"] = lens.data()
+        if examples:
+            result["metric"] = changed_metric(inspected, changes, examples)
+        return result
+
+    def lens(self, model: int = 0) -> dict[str, Any] | None:
+        """The logit lens of a model, layer by layer, or None for models that it does not fit."""
+        found = logit_lens(self._model(model))
+        return None if found is None else found.data()
+
+    def _model(self, number: int) -> InspectedModel:
+        if not 0 <= number < len(self.models):
+            raise ValueError(f"There is no model {number}: there are {len(self.models)}.")
+        return self.models[number]
+
+    def _look_at(self, inspected: InspectedModel, text: str) -> InspectedModel:
+        encode = inspected.subject.encode
+        if encode is None:
+            raise ValueError("This model was not given a text: there is no other to take.")
+        return InspectedModel(encode(text), inspected.kept)
 
     # ------------------------------------------------------------------------------ data
     def _compute(self) -> ViewData:
@@ -132,34 +205,118 @@ class View:
         ]
         cells = page_cells(operators)
         budget = PAGE_BYTES // max(1, len(operators))
-        models = [model_data(model, cells, budget) for model in self.models]
-        for model in models:
-            notes += [
-                f"Layer {each['layer']} of {model['name']} ({each['name']}): {each['reason']}"
-                for each in model["maps"]
-                if "NaN" in each["reason"]
-            ]
+        models = [model_data(model, cells, budget, notes) for model in self.models]
+        matches: list[HeadMatch] = []
+        if len(self.models) == 2:
+            matches = match_heads(*self.models)
+            table = change_table(self.models[0], self.models[1], matches)
+            if table is not None:
+                models[1].setdefault("tables", []).insert(0, table)
         return {
             "format": FORMAT,
             "title": " and ".join(model.subject.name for model in self.models),
             "notes": notes,
             "sequences": list(sequences.values()),
             "models": models,
-            "matches": [],
+            "matches": matches,
             "server": False,
         }
 
 
-def model_data(model: InspectedModel, cells: int, budget: int) -> ModelData:
-    """One model for a page."""
-    shuffled = shuffled_rows(model)
-    return {
-        "name": model.subject.name,
+def model_data(model: InspectedModel, cells: int, budget: int, notes: list[str]) -> ModelData:
+    """One model for a page. What is left out, and why, is added to the notes."""
+    subject = model.subject
+    other = shuffled_subject(subject)
+    shuffled = [None for _ in model.maps] if other is None else control(model, other)
+    scores, chance = induction(model)
+    data: ModelData = {
+        "name": subject.name,
         "parameters": model.parameters,
         "maps": [
-            map_data(model, placed, cells, budget, chance)
-            for placed, chance in zip(model.maps, shuffled, strict=True)
+            map_data(model, placed, cells, budget, rows)
+            for placed, rows in zip(model.maps, shuffled, strict=True)
         ],
+    }
+    for each, found, null in zip(data["maps"], scores, chance, strict=True):
+        each["metrics"] |= found
+        each["chance"] |= null
+        if "NaN" in each["reason"]:
+            notes.append(
+                f"{subject.name}, layer {each['layer']} ({each['name']}): {each['reason']}"
+            )
+    rolled = rollout_tile(model, cells)
+    if rolled is not None:
+        n = model.sequences[rollout_maps(model)[0].queries]["count"]
+        data["rollout"] = encode_tile(rolled, (0, n), (0, n))
+    try:
+        answer = read_answer(subject, model.output)
+    except ValueError as error:
+        notes.append(str(error))
+        return data
+    data["prediction"] = answer.describe()
+    if bool(answer.values.isfinite().all()):
+        add_experiments(model, data, notes)
+    else:
+        notes.append(f"{subject.name} returns NaN or infinity.")
+    return data
+
+
+def add_experiments(model: InspectedModel, data: ModelData, notes: list[str]) -> None:
+    """What needs more calls of the model: lens, attribution, importance of heads."""
+    lens = logit_lens(model)
+    if lens is not None:
+        data["lens"] = lens.data()
+    figures = vision_figures(model.subject)
+    if figures:
+        data["figures"] = figures
+    heads = sum(len(each["metrics"].get("entropy", ())) or each["heads"] for each in data["maps"])
+    tokens = max((each["count"] for each in model.sequences.values()), default=0)
+    if heads * tokens > MAX_RUNS:
+        notes.append(
+            f"{model.subject.name}: the importance of heads and the attribution to tokens need a "
+            f"call for each of {heads:,} heads and {tokens:,} tokens, and are left out. Use a "
+            "shorter input."
+        )
+        return
+    found = attributions(model)
+    if found:
+        data["attribution"] = found
+        rows = [[name, value] for name, value in agreement(found).items()]
+        if rows:
+            data.setdefault("tables", []).append(
+                {
+                    "title": "Agreement with occlusion",
+                    "caption": "Rank correlation of the scores of tokens with the change of the "
+                    "prediction when a token is occluded.",
+                    "columns": ["method", "rank correlation"],
+                    "rows": rows,
+                }
+            )
+    data["importance"] = head_importance(model)
+
+
+def output_data(answer: Answer) -> OutputData:
+    """An answer for a page."""
+    return {"prediction": answer.describe(), "probabilities": answer.top()}
+
+
+def changed_metric(
+    model: InspectedModel, changes: Sequence[HeadChange], examples: int
+) -> dict[str, Any]:
+    """The metric of the run's task on a sample of its test split, without and with changes."""
+    task, run = model.subject.task(), model.subject.run
+    assert run is not None
+    values = []
+    for each in ([], changes):
+        with changed_heads(model, each):
+            found = evaluate(run.model, task, "test", examples=examples)
+        values.append(float(found[task.metric.name]))
+    count = min(examples, task.size("test"))
+    return {
+        "name": task.metric.name,
+        "before": values[0],
+        "after": values[1],
+        "examples": count,
     }
 
 
@@ -211,8 +368,3 @@ def map_data(
     if rows.complete and min(n, m) > 1:
         data["spectrum"] = cumulative_spectrum(singular_values(rows))
     return data
-
-
-def shuffled_rows(model: InspectedModel) -> list[MapRows | None]:
-    """Rows of each map if the tokens of the input were shuffled; None if it has no token ids."""
-    return [None for _ in model.maps]
