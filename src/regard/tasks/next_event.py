@@ -159,6 +159,11 @@ class NextEvent(Task):
         x = torch.tensor(history.tokens, dtype=torch.int64).T.contiguous()
         return Example({"x": x}, {LABELS: labels, GAPS: gaps, NEXT: after})
 
+    def collate(self, examples: Sequence[Example]) -> Batch:
+        """See `Task`: without a mask, as no output of a causal model depends on what is behind."""
+        batch = super().collate(examples)
+        return Batch({**batch.inputs, "mask": None}, batch.targets)
+
     def lengths_of(self, split: str) -> Any:
         """See `Task`."""
         return to_int64([len(each.tokens) for each in self.histories[split]]).numpy()

@@ -15,6 +15,7 @@ from regard.models import Model
 from regard.models.embeddings import FeatureEmbedding
 from regard.models.heads import PredictionHead
 from regard.models.model import SingleStackModel
+from regard.tasks.event_splits import split_by_time
 from regard.tasks.masked_leaves import MaskedLeaves
 from regard.watch.event import Event
 from regard.watch.level import Finding, Level, Surprise
@@ -23,7 +24,7 @@ from regard.watch.network.cell_frequencies import CellFrequencies
 from regard.watch.network.leaf_vocabulary import EncodedLeaves, LeafVocabulary
 from regard.watch.network.mixture import Gain, fit_weights, measure_gain, saved_bits
 from regard.watch.network.settings import NetworkSettings
-from regard.watch.network.training import OnStep, check_network, takes_mask, train_network
+from regard.watch.network.training import OnStep, build_network, takes_mask, train_network
 from regard.watch.network.weights import (
     load_floor,
     load_model,
@@ -203,15 +204,13 @@ class LeafNetwork(Level):
         next tenth, which also chooses the best weights of the network, and the gain is measured on
         the last tenth.
         """
-        from regard.tasks.event_splits import split_by_time
-
         splits = split_by_time(events, "the traffic")
         s = self.settings
         task = MaskedLeaves(splits, length=s.length, mask_groups=s.mask_groups, seed=s.seed)
-        model = check_network(task, s, position="none")
+        model = build_network(task, s, position="none", length=task.length)
         if not takes_mask(model):
             task.padding = "tokens"
-        model = train_network(task, s, position="none", folder=folder, on_step=on_step)
+        train_network(model, task, s, folder=folder, on_step=on_step)
         self.vocabulary, self.frequencies = task.vocabulary, task.frequencies
         self.scorer = LeafScorer(model, self.vocabulary, task.length, s.mask_groups)
         self.weights = np.zeros(len(self.vocabulary.paths))

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import torch
 
-from regard.errors import Unsupported
 from regard.models import Model, ModelConfig, ModuleSpec, build
 from regard.models.model import outer_mixers
 from regard.tasks.base import Task
@@ -19,24 +18,51 @@ OnStep = Callable[[TrainProgress], None]
 """Called after each step, with the step, the number of steps and the loss."""
 
 
-def train_network(
-    task: Task,
-    settings: NetworkSettings,
-    *,
-    position: str,
-    folder: Path | None = None,
-    on_step: OnStep = lambda progress: None,
+def build_network(
+    task: Task, settings: NetworkSettings, *, position: str, length: int | None
 ) -> Model:
-    """Build and train the network of a task; the weights of the best validation are kept.
+    """The untrained network of a task.
 
     Args:
         position: Positional encoding; see `regard.position`.
+        length: Maximum number of tokens. None: any.
+
+    Raises:
+        Unsupported: The mixer does not fit; the message says why.
+    """
+    needs = task.needs
+    torch.manual_seed(settings.seed)
+    return build(
+        ModelConfig(
+            kind=needs.kind,
+            input=needs.input,
+            head=needs.head,
+            dim=settings.dim,
+            heads=settings.heads,
+            layers=settings.layers,
+            length=length,
+            mixer=[settings.mixer],
+            position=ModuleSpec(name=position),
+            seed=settings.seed,
+        )
+    )
+
+
+def train_network(
+    model: Model,
+    task: Task,
+    settings: NetworkSettings,
+    *,
+    folder: Path | None = None,
+    on_step: OnStep = lambda progress: None,
+) -> None:
+    """Train a network; it then has the weights of the best validation, and is on the CPU.
+
+    Args:
         folder: Folder for checkpoints, from which an interrupted training resumes. None: none.
         on_step: Called after each step.
     """
-    torch.manual_seed(settings.seed)
-    model = build(network_config(task, settings, position=position))
-    evaluations = max(1, settings.steps // 10)
+    interval = max(1, settings.steps // 10)
     trainer = Trainer(
         model,
         task,
@@ -46,8 +72,8 @@ def train_network(
             lr=settings.lr,
             warmup_steps=min(50, settings.steps // 4),
             max_seconds=settings.max_seconds,
-            eval_every=evaluations,
-            save_every=evaluations,
+            eval_every=interval,
+            save_every=interval,
             eval_examples=1024,
             seed=settings.seed,
             device=settings.device,
@@ -59,35 +85,9 @@ def train_network(
     with trainer.kept_weights():
         weights = {name: each.detach().cpu().clone() for name, each in model.state_dict().items()}
     model.load_state_dict(weights)
-    return model.cpu().eval()
-
-
-def network_config(task: Task, settings: NetworkSettings, *, position: str) -> ModelConfig:
-    """The configuration of the network of a task."""
-    needs = task.needs
-    return ModelConfig(
-        kind=needs.kind,
-        input=needs.input,
-        head=needs.head,
-        dim=settings.dim,
-        heads=settings.heads,
-        layers=settings.layers,
-        length=needs.length,
-        mixer=[settings.mixer],
-        position=ModuleSpec(name=position),
-        seed=settings.seed,
-    )
+    model.cpu().eval()
 
 
 def takes_mask(model: Model) -> bool:
     """Whether all mixers of a model take a padding mask."""
     return all(mixer.can.mask for mixer in outer_mixers(model))
-
-
-def check_network(task: Task, settings: NetworkSettings, *, position: str) -> Model:
-    """The untrained network of a task; raises `Unsupported` with the level and the reason if the
-    mixer does not fit."""
-    try:
-        return build(network_config(task, settings, position=position))
-    except Unsupported as error:
-        raise Unsupported(f"{settings.mixer.name} does not fit this level: {error}") from None
