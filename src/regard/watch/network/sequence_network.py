@@ -75,7 +75,7 @@ class EventScorer:
 
     A mixer whose stream state has a fixed size reads each event once, and entities at different
     positions share a batch (`regard.state.join`). Any other causal mixer reads the last `window`
-    events anew each time; `reason` says why.
+    events anew each time.
 
     Args:
         model: A trained model of the task `NextEvent`.
@@ -87,12 +87,11 @@ class EventScorer:
         assert isinstance(model, Decoder)
         self.model, self.features, self.window = model.eval(), features, window
         self.codec = StreamStateCodec(model, WIDTH)
-        self.reason = self.codec.reason
 
     @property
     def streams(self) -> bool:
         """Whether a state of fixed size stands for the past of an entity."""
-        return self.reason is None
+        return self.codec.reason is None
 
     def new_state(self) -> dict[str, Any]:
         """The state of an entity at its start."""
@@ -253,10 +252,14 @@ class SequenceNetwork(Level):
     Args:
         floor: The level without a network.
         settings: How to build and train the network.
+
+    Attributes:
+        window_reason: Why the network has no stream state and reads windows; None if it streams.
     """
 
     def __init__(self, floor: SequenceLevel, settings: NetworkSettings) -> None:
         self.floor, self.settings, self.name = floor, settings, floor.name
+        self.window_reason: str | None = None
         self.scorer: EventScorer | None = None
         self.gain: Gain | None = None
 
@@ -283,10 +286,10 @@ class SequenceNetwork(Level):
         task = NextEvent(splits, length=STREAM_LENGTH * s.window)
         try:
             model = build_network(task, s, position="none", length=None)
-            reason = StreamStateCodec(model, WIDTH).reason
-        except (Unsupported, ValueError) as error:
-            reason = str(error)
-        if reason is not None:
+            self.window_reason = StreamStateCodec(model, WIDTH).reason
+        except (Unsupported, ValueError) as error:  # such as a mixer that needs a length
+            self.window_reason = str(error)
+        if self.window_reason is not None:
             task = NextEvent(splits, length=s.window)
             model = build_network(task, s, position="learned", length=s.window)
         train_network(model, task, s, folder=folder, on_step=on_step)
@@ -398,6 +401,7 @@ class SequenceNetwork(Level):
             "weights": self.weights.tolist(),
             "cascade": self.cascade.to_json(),
             "gain": self.gain._asdict(),
+            "window_reason": self.window_reason,
         }
 
     def tensors(self) -> dict[str, npt.NDArray[Any]]:
@@ -422,4 +426,5 @@ class SequenceNetwork(Level):
         level.weights = np.array(content["weights"])
         level.cascade = Cascade.from_json(content["cascade"])
         level.gain = Gain(**content["gain"])
+        level.window_reason = content["window_reason"]
         return level

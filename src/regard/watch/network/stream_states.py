@@ -40,11 +40,12 @@ class StreamStateCodec:
     @torch.no_grad()
     def _probe(self, model: Model, width: int) -> str | None:
         assert isinstance(model, Decoder)
+        assert model.config is not None
+        if model.config.length is not None:
+            return f"it was built for {model.config.length} events"
         stack = model.backbone.stack
         if not stack.can.stream:
             return f"it does not stream: {stack.can.reason('stream')}"
-        if stack.length is not None:
-            return f"its streams end after {stack.length} events"
         state, sizes = None, []
         try:
             for length in CHUNKS:
