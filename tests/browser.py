@@ -109,8 +109,9 @@ class Browser:
             deviceScaleFactor=1,
             mobile=False,
         )
-        feature = {"name": "prefers-color-scheme", "value": scheme}
-        self.call("Emulation.setEmulatedMedia", features=[feature])
+        features = {"prefers-color-scheme": scheme, "prefers-reduced-motion": "reduce"}
+        listed = [{"name": name, "value": value} for name, value in features.items()]
+        self.call("Emulation.setEmulatedMedia", features=listed)
         self.call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
 
     def evaluate(self, expression):

@@ -301,6 +301,7 @@ def test_address_keeps_the_view(browser, tmp_path):
     assert browser.evaluate("document.querySelectorAll('#links .left .slot').length") == 6
     assert text_of(browser, "#pair figure:nth-child(2) h3").startswith("another model: Layer 11")
     assert "Influence" in text_of(browser, "#head-kind")
+    assert text_of(browser, "#bar .choice") == "a modelanother model"
     browser.click("#bar .stepper:nth-child(3) button:first-child")
     settle(browser)
     assert "head=3&token=4&side=key&contrast=even&pair=7" in browser.evaluate("location.hash")

@@ -106,7 +106,7 @@ def text_view(tokens=None, layers=3, heads=4, **changes):
         rollout=make_tile(make_map(n, n, 1, 9)),
         attribution={"gradient_x_input": rng.normal(size=n).tolist()},
         importance=[
-            {"layer": layer, "head": head, "change": float(rng.exponential())}
+            {"map": layer, "layer": layer, "head": head, "change": float(rng.exponential())}
             for layer in range(layers)
             for head in (*range(heads), None)
         ],

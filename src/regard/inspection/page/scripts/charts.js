@@ -36,19 +36,17 @@ function drawSpectrum() {
 function drawImportance() {
   const { maps, importance = [] } = currentModel();
   byId("importance").hidden = importance.length === 0;
-  if (importance.length === 0) return;
-  const bars = (entries, title) => {
-    if (entries.length === 0) return null;
+  const bars = (entries, title, name) => {
+    if (entries.length === 0) return [];
     const sorted = d3.sort(entries, (each) => -Math.abs(each.change)).slice(0, 15);
     const largest = Math.abs(sorted[0].change) || 1;
-    return element("div", { class: "card" }, element("h3", {}, title), element("ol", { class: "bars wide" }, sorted.map(({ layer, head, change }) =>
-      barItem(maps[layer] ? (head === null ? mapName(maps[layer]) : placeName(maps[layer], head)) : `Layer ${layer}`, "", number(change), Math.abs(change) / largest,
-        () => choose({ map: layer, head: head ?? ALL }), change < 0))));
+    const items = sorted.map(({ map, head, change }) =>
+      barItem(name(maps[map], head), "", number(change), Math.abs(change) / largest, () => choose({ map, head: head ?? ALL }), change < 0));
+    return [element("div", { class: "card" }, element("h3", {}, title), element("ol", { class: "bars wide" }, items))];
   };
-  byId("importance-bars").replaceChildren(...[
-    bars(importance.filter((each) => each.head !== null), "Single heads"),
-    bars(importance.filter((each) => each.head === null), "Whole layers"),
-  ].filter(Boolean));
+  byId("importance-bars").replaceChildren(
+    ...bars(importance.filter((each) => each.head !== null), "Single heads", placeName),
+    ...bars(importance.filter((each) => each.head === null), "Whole layers", mapName));
 }
 
 function drawAttribution() {

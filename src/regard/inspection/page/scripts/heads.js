@@ -16,7 +16,7 @@ function drawBar() {
     return element("span", { class: "stepper" }, step(-1, "‹", `Previous ${name}`), select, step(1, "›", `Next ${name}`));
   };
   const focused = bar.contains(document.activeElement) ? document.activeElement.getAttribute("aria-label") : null;
-  const models = view.models.map((each, i) => [i, mapName(each)]);
+  const models = view.models.map((each, i) => [i, label(each.name, 28)]);
   const heads = d3.range(map.heads).map((h) => [h, `Head ${h}`]);
   if (map.heads > 1) heads.push([ALL, "All heads"]);
   bar.replaceChildren(
@@ -191,7 +191,7 @@ function drawHeadMetrics(map) {
     const chance = pick(map.chance[name]);
     return element("div", { title: METRICS[name] },
       element("dt", {}, metricName(name)),
-      element("dd", {}, number(pick(values)), chance === null || chance === undefined ? null : element("small", {}, ` chance ${number(chance)}`)));
+      element("dd", {}, number(pick(values)), chance === null || chance === undefined ? null : element("small", {}, ` shuffled ${number(chance)}`)));
   });
   byId("head-metrics").replaceChildren(...entries);
 }
