@@ -208,7 +208,7 @@ class FilesSource(Source):
             key: TrackedFile(position, position.offset, position.number)
             for key, position in self.store.load().items()
         }
-        self.pending: PendingRecords[tuple[int, int]] = PendingRecords()
+        self.pending: PendingRecords[str, tuple[int, int]] = PendingRecords()
         self.ready: dict[str, None] = {}  # keys of files that may have more, in order
         self.open: dict[str, None] = {}  # keys of files with a reader, the last used at the end
         self.next_scan = 0.0
@@ -239,7 +239,7 @@ class FilesSource(Source):
         """Store how far the files are done."""
         moved = []
         for key, (offset, number) in self.pending.acknowledge(ids).items():
-            position = self.files[str(key)].position
+            position = self.files[key].position
             position.offset, position.number, position.seen = offset, number, time()
             moved.append(position)
         if moved:
@@ -423,8 +423,8 @@ def open_bytes(path: Path) -> tuple[BinaryIO, bool]:
         file.seek(0)
         return file, False
     file.close()
-    opened = gzip.open(path) if magic[:1] == b"\x1f" else lzma.open(path)
-    return cast(BinaryIO, opened), True
+    kind = gzip.GzipFile if magic[:1] == b"\x1f" else lzma.LZMAFile
+    return cast(BinaryIO, kind(path)), True
 
 
 def is_compressed(path: Path) -> bool:

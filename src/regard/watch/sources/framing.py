@@ -59,8 +59,9 @@ class LineSplitter:
         *lines, self.rest = (self.rest + chunk).split(b"\n")
         parts = [self._part(line, len(line) + 1) for line in lines]
         if len(self.rest) > self.max_bytes:
-            self.dropped += len(self.rest) - MAX_KEPT
-            self.rest = self.rest[:MAX_KEPT]
+            kept = self.rest[:MAX_KEPT]
+            self.dropped += len(self.rest) - len(kept)
+            self.rest = kept
         return parts
 
     def finish(self) -> list[Part]:

@@ -54,7 +54,7 @@ class KafkaSource(Source):
             )
         (self.topic,) = parsed.path
         self.name = f"kafka:{self.topic}"
-        self.pending: PendingRecords[int] = PendingRecords()
+        self.pending: PendingRecords[int, int] = PendingRecords()
         self.replay_from = None if replay is None else int((time() - replay) * 1_000)
         self.committed: dict[int, int] = {}  # offset by partition
         settings = {
@@ -116,7 +116,10 @@ class KafkaSource(Source):
         try:
             for partition in self.consumer.position(self.consumer.assignment()):
                 _, end = self.consumer.get_watermark_offsets(partition, cached=True)
-                lag += max(0, end - max(0, partition.offset))
+                read = partition.offset
+                if read < 0:  # nothing was read yet
+                    read = self.committed.get(partition.partition, 0)
+                lag += max(0, end - read)
         except self.kafka.KafkaException:
             return None
         return lag

@@ -76,13 +76,13 @@ class NatsSource(Source):
             self.client = self._call(
                 nats.connect(
                     parsed.server,
-                    max_reconnect_attempts=-1,
+                    max_reconnect_attempts=1,
                     reconnect_time_wait=0.5,
                     connect_timeout=5,
-                    allow_reconnect=True,
                     error_cb=ignore_error,  # `read` meets them too
                 )
             )
+            self.client.options["max_reconnect_attempts"] = -1  # now that the server was there
             self.stream = self.client.jetstream()
             self._call(self._subscribe(replay))
         except (nats.errors.Error, OSError, TimeoutError) as error:

@@ -58,8 +58,8 @@ class PositionStore:
             self.database.execute("PRAGMA journal_mode = WAL")
             self.database.execute(
                 "CREATE TABLE IF NOT EXISTS positions (key TEXT PRIMARY KEY, folder TEXT,"
-                " path TEXT, label TEXT, offset INTEGER, number INTEGER, head TEXT, head_size INTEGER,"
-                " seen REAL)"
+                " path TEXT, label TEXT, offset INTEGER, number INTEGER, head TEXT,"
+                " head_size INTEGER, seen REAL)"
             )
             self.database.execute(
                 "CREATE TABLE IF NOT EXISTS names (name TEXT PRIMARY KEY, files INTEGER)"

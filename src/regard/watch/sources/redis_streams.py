@@ -92,9 +92,7 @@ class RedisSource(Source):
         self.back_off = BackOff()
         self.in_flight: set[bytes] = set()
         self.to_acknowledge: list[bytes] = []
-        self.own_cursor: bytes | None = (
-            b"0"  # entries of this consumer from before it was restarted
-        )
+        self.own_cursor: bytes | None = b"0"  # entries of this consumer from an earlier run
         self.claim_cursor: bytes = b"0-0"
         self.next_claim = 0.0
         try:
