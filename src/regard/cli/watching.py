@@ -15,6 +15,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
+from regard.cli import watch_serving
 from regard.cli.output import console, echo, print_json, user_errors
 from regard.cli.renamed import Command
 from regard.cli.watch_running import add_commands, read_secret, show_time
@@ -286,6 +287,7 @@ def explain(
 
 
 add_commands(watch)
+watch_serving.add_commands(watch)
 
 
 def load_detector(model: Path, secret_file: Path | None) -> Detector:

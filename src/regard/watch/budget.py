@@ -11,6 +11,7 @@ DAY = 86_400.0
 STEP = 0.05  # change of the logarithm of the threshold for each alert
 LOWEST, HIGHEST = -7.0, 1.0  # of the logarithm of the correction
 MAX_CREDIT = 5.0
+MAX_SHARE = 0.25  # of the budget of a day, for one kind of finding
 MAX_FINDINGS = 20_000  # repeated findings that are counted at a time
 
 
@@ -61,9 +62,9 @@ class AlertBudget:
         self.clock = now if self.clock is None else max(self.clock, now)
 
     def take_credit(self) -> bool:
-        """Whether an alert may enter the calibration of event scores. As many may as the budget
-        expects of normal traffic: without them the sample would lose its tail, and with all of them
-        an attack would teach that it is normal."""
+        """Whether an alert may enter the calibration of event scores, as an event at the threshold.
+        As many may as the budget expects of normal traffic: without them the sample would lose its
+        tail, and with all of them an attack would teach that it is normal."""
         if self.credit < 1:
             return False
         self.credit -= 1
@@ -71,7 +72,7 @@ class AlertBudget:
 
     def reports_of(self, findings: tuple[str, str], time: float) -> tuple[int, int]:
         """How often findings were reported on the day of `time`."""
-        if self.settings.repeats_per_day and int(time // DAY) > self.day:
+        if int(time // DAY) > self.day:
             return 0, 0
         return self.reported.get(findings[0], 0), self.reported.get(findings[1], 0)
 

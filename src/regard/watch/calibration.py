@@ -4,6 +4,11 @@ Conformal p-values (Vovk et al. 2005): p = (1 + number of calibration values >= 
 normal events are exchangeable, P(p <= a) <= a, whatever the bits mean. Beyond the largest
 calibration value, an exponential tail is fitted to the excesses (Balkema and de Haan 1974), and the
 p-value is marked as extrapolated.
+
+Traffic drifts, so events are not exchangeable. Reservoirs forget, and each group has a correction:
+the more often normal values have p <= 0.01, the larger is a factor that all its p-values get, and
+it falls again when they are rarer (adaptive conformal inference, Gibbs and Candès 2021). So a
+header that changes with a release soon has less weight, and others keep theirs.
 """
 
 from __future__ import annotations
@@ -19,9 +24,12 @@ GRID = 1_024  # bits are rounded to 1 / GRID, so that equal values stay equal in
 COLD = 50  # a group with fewer values leans on its pool
 TAIL_POWER = 0.6  # the n ** 0.6 largest values are the tail
 LEAST_MEAN = 1 / np.log(2)  # P(bits > b) = 2 ** -b, as for code lengths: no tail is shorter
-HORIZON = 50  # a reservoir forgets: its values come from the last HORIZON * size ones, about
+HORIZON = 5  # a reservoir forgets: its values come from the last HORIZON * size ones, about
 RESORT = 0.02  # share of new values at which a reservoir is sorted again
 SMALLEST_P = 1e-300
+CORRECTION_P = 0.01  # the p-value whose frequency is watched
+CORRECTION_STEP = 0.005  # change of the logarithm of a correction for each value
+MAX_CORRECTION = 5.0
 
 
 class PValues(NamedTuple):
@@ -47,6 +55,7 @@ class Calibrator:
         self.pool_names: dict[str, int] = {}
         self.pools = np.zeros(0, np.int64)  # row of the pool of each group
         self.rows = np.zeros(0, np.int64)  # row of each group
+        self.corrections = np.zeros(0)  # of each group, logarithm of a factor
         self.values = np.zeros((0, size), np.float32)
         self.seen = np.zeros(0, np.int64)  # of each row, values kept or not
         self._added = np.zeros(0, np.int64)  # of each row, values that came since it was sorted
@@ -68,6 +77,7 @@ class Calibrator:
                 self.pool_names[pool] = len(self.seen) - 2
             self.pools = np.append(self.pools, self.pool_names[pool])
             self.rows = np.append(self.rows, len(self.seen) - 1)
+            self.corrections = np.append(self.corrections, 0.0)
 
     def _add_rows(self, count: int) -> None:
         used = len(self.seen)
@@ -99,6 +109,12 @@ class Calibrator:
         np.add.at(self.seen, rows, 1)
         np.add.at(self._added, rows[chosen], 1)
 
+    def correct(self, groups: npt.NDArray[np.integer[Any]], p: npt.NDArray[np.float64]) -> None:
+        """Adapt the corrections of groups to p-values of normal events."""
+        steps = CORRECTION_STEP * ((p <= CORRECTION_P) / CORRECTION_P - 1)
+        np.add.at(self.corrections, groups, steps)
+        np.clip(self.corrections, 0.0, MAX_CORRECTION, out=self.corrections)
+
     def p_values(
         self, groups: npt.NDArray[np.integer[Any]], bits: npt.NDArray[np.float64]
     ) -> PValues:
@@ -116,7 +132,17 @@ class Calibrator:
             weight = COLD - total[cold]
             p[cold] = (own[cold] + weight * p_pool) / COLD
             extrapolated[cold] = (own[cold] == 0) & (pooled == 0)
+        p *= np.exp(self.corrections[groups])
         return PValues(np.clip(p, SMALLEST_P, 1.0), extrapolated)
+
+    def quantiles(self, p: float) -> npt.NDArray[np.float64]:
+        """For each group the value that has the p-value p, or its largest value if p is smaller
+        than the sample can show."""
+        self._sort(np.flatnonzero(self._added))
+        counts = self._counts[self.rows]
+        places = np.clip(np.ceil(counts * (1 - p)).astype(np.int64), 0, np.maximum(counts - 1, 0))
+        found = self._sorted[self.rows, places] - self.rows * SPAN
+        return np.where(counts > 0, found, SPAN / 2)
 
     def sizes(self, groups: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]:
         """Number of calibration values of each group."""
@@ -167,6 +193,7 @@ class Calibrator:
             "seen": self.seen,
             "pools": self.pools,
             "rows": self.rows,
+            "corrections": self.corrections,
         }
 
     @classmethod
@@ -176,6 +203,7 @@ class Calibrator:
         calibrator.rng.bit_generator.state = content["rng"]
         calibrator.pool_names = content["pool_names"]
         calibrator.pools, calibrator.rows = tensors["pools"].copy(), tensors["rows"].copy()
+        calibrator.corrections = tensors["corrections"].copy()
         calibrator._add_rows(len(tensors["seen"]))
         stored = tensors["values"]
         calibrator.values[: len(stored), : stored.shape[1]] = stored

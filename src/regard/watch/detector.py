@@ -221,16 +221,14 @@ class Detector:
         """
         event = scored.event
         count = self.known_endpoints.get((event.tenant, event.endpoint), 0)
-        learning = count < self.settings.learning_events
+        new = count < self.settings.new_events
+        learning = not new and count < self.settings.learning_events
         if scored.p > self.budget.threshold:
-            return "learning" if learning else "normal"
+            return "learning" if new or learning else "normal"
         level, group = self._worst_part(scored)
-        if group in ANYWHERE:
-            finding = f"{event.tenant}/{level}/{group}"
-        else:
-            finding = f"{event.tenant}/{level}/{group}/{event.endpoint}"
-            if count < self.settings.shadow_events:
-                return "learning" if learning else "shadow"
+        finding = f"{event.tenant}/new endpoint" if new else f"{event.tenant}/{level}/{group}"
+        if not new and group not in ANYWHERE and count < self.settings.shadow_events:
+            return "learning" if learning else "shadow"
         scored.finding = (f"{finding}/{event.entity}", finding)
         extra = (reported.get(scored.finding[0], 0), reported.get(scored.finding[1], 0))
         if self.budget.is_repeated(scored.finding, event.time, extra):
@@ -278,7 +276,8 @@ class Detector:
         normal = [each for each in scored if each.status not in suspicious]
         tail = [each for each in scored if each.status in suspicious and self.budget.take_credit()]
         self.calibrate_parts(normal)
-        self.calibrate_events([*normal, *tail])
+        self.calibrate_events(normal)
+        self.calibrate_events(tail, self.event_calibrator.quantiles(self.budget.threshold))
         self.teach(normal)
 
     def count_alerts(self, scored: Sequence[ScoredEvent]) -> None:
@@ -310,15 +309,25 @@ class Detector:
         """Add the parts of normal events to the calibration."""
         for level in self.levels if scored else ():
             parts = [each.parts[level.name] for each in scored]
-            self.part_calibrators[level.name].add(
-                np.concatenate([each.groups for each in parts]),
-                np.concatenate([each.bits for each in parts]),
-            )
+            groups = np.concatenate([each.groups for each in parts])
+            calibrator = self.part_calibrators[level.name]
+            calibrator.add(groups, np.concatenate([each.bits for each in parts]))
+            calibrator.correct(groups, np.concatenate([each.p for each in parts]))
 
-    def calibrate_events(self, scored: Sequence[ScoredEvent]) -> None:
-        """Add the scores of normal events, by level and combined, to the calibration."""
+    def calibrate_events(
+        self, scored: Sequence[ScoredEvent], limits: npt.NDArray[np.float64] | None = None
+    ) -> None:
+        """Add the scores of events, by level and combined, to the calibration.
+
+        Args:
+            limits: Largest score of each level, and the largest combined one.
+        """
+        if not scored:
+            return
         names = [level.name for level in self.levels]
         scores = np.array([[*(each.level_scores[n] for n in names), each.score] for each in scored])
+        if limits is not None:
+            scores = np.minimum(scores, limits)
         groups = np.tile(np.arange(len(names) + 1), len(scored))
         self.event_calibrator.add(groups, scores.reshape(-1))
 

@@ -34,9 +34,11 @@ class WatchSettings(BaseModel):
         order: Order of the Markov model over endpoints.
         alerts_per_day: How many alerts a day someone can read.
         volume_per_day: Events per day, or None: measured from the events' clocks.
-        learning_events: Events that a new endpoint learns from before it is scored.
+        new_events: Events of a new endpoint that can be alerts, because it is new.
+        learning_events: Events of a new endpoint until it is scored; before, they are "learning".
         shadow_events: Events of an endpoint until its alerts count; before, they are "shadow".
-        repeats_per_day: Alerts a day with the same finding; further ones have status "repeated".
+        repeats_per_day: Alerts a day of one entity with the same finding; further ones have status
+            "repeated". So have those beyond a quarter of `alerts_per_day` from all entities.
         calibration_size: Normal values kept for each calibration group.
         max_groups: Calibration groups of a level; the parts of further ones share a group.
         hash_values: Whether strings are replaced by a keyed hash before they enter a vocabulary.
@@ -63,9 +65,10 @@ class WatchSettings(BaseModel):
     order: Annotated[int, Field(ge=1, le=8)] = 3
     alerts_per_day: Annotated[float, Field(gt=0, allow_inf_nan=False)] = 20.0
     volume_per_day: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
-    learning_events: Annotated[int, Field(ge=0)] = 50
-    shadow_events: Annotated[int, Field(ge=0)] = 500
-    repeats_per_day: Annotated[int, Field(ge=1)] = 5
+    new_events: Annotated[int, Field(ge=0)] = 3
+    learning_events: Annotated[int, Field(ge=0)] = 30
+    shadow_events: Annotated[int, Field(ge=0)] = 100
+    repeats_per_day: Annotated[int, Field(ge=1)] = 3
     calibration_size: Annotated[int, Field(ge=20)] = 1_000
     max_groups: Annotated[int, Field(ge=16)] = 4_096
     hash_values: bool = False

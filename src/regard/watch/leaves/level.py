@@ -9,6 +9,10 @@
 
 So an unknown value is never only "unknown": in a path of identifiers it is expected, in a path of
 three constants it is not, and what it looks like counts in both.
+
+The surprise of a leaf is how many bits that is beyond what is usual for its path at its endpoint,
+which is measured while learning: each portion of events is scored before it is counted. So bits of
+identifiers, constants and numbers can be compared. Less than one bit is none.
 """
 
 from __future__ import annotations
@@ -44,6 +48,12 @@ MAX_MEMO, MAX_SHAPE_MEMO = 400_000, 20_000
 TOP_VALUES = 16  # values kept for each context, to be shown
 SHOWN_CHARACTERS = 120
 PENDING_SHARE, MAX_PENDING = 0.02, 4_096  # events that are learned at a time
+FIRST_PORTION = 256
+MEASURED = 4_096  # values of each portion whose bits are measured
+KNOWN_VALUES = 16  # of a context, before the bits of its values are measured
+USUAL_PRIOR = 4.0  # weight of the usual bits of a path in those of a context
+MAX_MEASURED = 20_000.0  # weight at which the older half of the usual bits is forgotten
+LEAST_BITS = 1.0
 
 Key = str | tuple[type, Value]
 """A value by which a dict tells 1 from 1.0 and True: strings are as they are."""
@@ -75,20 +85,22 @@ class _Layout:
         head: Bits of the parts of `HEAD` without the signals.
         contexts: Context of each leaf, -1 if the endpoint never had its path.
         path_ids: Path of each leaf, -1 if it is unknown.
+        usual: Bits that are usual for each part.
         memos: For each leaf, the bits of the values of its context that were seen before.
     """
 
-    __slots__ = ("contexts", "groups", "head", "memos", "path_ids")
+    __slots__ = ("contexts", "groups", "head", "memos", "path_ids", "usual")
 
     def __init__(
         self,
         groups: npt.NDArray[np.int32],
+        usual: npt.NDArray[np.float64],
         head: list[float],
         contexts: list[int],
         path_ids: list[int],
         memos: list[dict[Key, float]],
     ) -> None:
-        self.groups, self.head = groups, head
+        self.groups, self.usual, self.head = groups, usual, head
         self.contexts, self.path_ids, self.memos = contexts, path_ids, memos
 
 
@@ -128,6 +140,8 @@ class LeafLevel(Level):
         self.magnitudes = MagnitudeModel()  # rows: 2 * path for numbers, 2 * path + 1 for lengths
         self.context_paths = np.zeros(0, np.int64)
         self.context_counts = np.zeros((0, 2), np.int64)  # values, different values
+        self.context_bits = np.zeros((0, 2))  # values whose bits were measured, sum of the bits
+        self.path_bits = np.zeros((0, 2))
         self.path_counts = np.zeros((0, 2), np.int64)  # endpoints' values, different values
         self.path_kinds = np.zeros((0, len(KINDS)), np.int64)
         self.path_keys = np.zeros(0, np.uint64)
@@ -140,8 +154,11 @@ class LeafLevel(Level):
     # Learning
 
     def fit(self, events: Sequence[Event]) -> None:
-        for start in range(0, len(events), MAX_PENDING):
-            self._learn(events[start : start + MAX_PENDING])
+        start = 0
+        while start < len(events):  # small portions first, so that usual bits can be measured
+            end = start + min(max(start, FIRST_PORTION), MAX_PENDING)
+            self._learn(events[start:end])
+            start = end
 
     def update(self, events: Sequence[Event]) -> None:
         self._pending.extend(events)
@@ -216,11 +233,13 @@ class LeafLevel(Level):
             room = 64 + context // 2
             self.context_paths = np.pad(self.context_paths, (0, room))
             self.context_counts = np.pad(self.context_counts, ((0, room), (0, 0)))
+            self.context_bits = np.pad(self.context_bits, ((0, room), (0, 0)))
         self.context_paths[context] = path_id
         if path_id >= len(self.path_keys):
             room = 64 + path_id // 2
             self.path_keys = np.pad(self.path_keys, (0, room))
             self.path_counts = np.pad(self.path_counts, ((0, room), (0, 0)))
+            self.path_bits = np.pad(self.path_bits, ((0, room), (0, 0)))
             self.path_kinds = np.pad(self.path_kinds, ((0, room), (0, 0)))
         self.path_keys[path_id] = hash_value(f"{tenant}\0{path}", self.secret)
 
@@ -232,6 +251,7 @@ class LeafLevel(Level):
         hashes = np.fromiter((hash_value(v, self.secret) for v in values), np.uint64, len(pairs))
         paths = self.context_paths[contexts]
         kinds = np.array([_KIND_OF_CLASS[value.__class__] for value in values])
+        self._measure_usual_bits(contexts, paths, values, amounts)
 
         keys = combine_keys(contexts.astype(np.uint64) + np.uint64(1 << 32), hashes)
         before = self.values.estimate(keys)
@@ -258,6 +278,42 @@ class LeafLevel(Level):
             self.path_groups[path] = self._group(int(path), kind)
         for (context, key), amount, count in zip(pairs, amounts, before, strict=True):
             self._keep_top_value(self.top_values[context], key, int(amount + count))
+
+    def _measure_usual_bits(
+        self,
+        contexts: npt.NDArray[np.int64],
+        paths: npt.NDArray[np.int64],
+        values: Sequence[Value],
+        amounts: npt.NDArray[np.int64],
+    ) -> None:
+        """Score some of the values that are about to be counted."""
+        known = np.flatnonzero(self.context_counts[contexts, 0] >= KNOWN_VALUES)
+        chosen = known[:: len(known) // MEASURED + 1]
+        if not len(chosen):
+            return
+        bits = self.value_bits(
+            contexts[chosen].tolist(),
+            paths[chosen].tolist(),
+            [values[i] for i in chosen.tolist()],
+        )
+        weights = amounts[chosen]
+        for sums, rows in ((self.context_bits, contexts), (self.path_bits, paths)):
+            np.add.at(sums[:, 0], rows[chosen], weights)
+            np.add.at(sums[:, 1], rows[chosen], weights * bits)
+            sums[sums[:, 0] > MAX_MEASURED] /= 2
+
+    def _usual_bits(
+        self, contexts: npt.NDArray[np.int64], paths: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.float64]:
+        """Mean bits of the values of contexts, with those of their paths as a prior; -1 is an
+        unknown context or path."""
+        if not len(self.path_bits):
+            return np.zeros(len(contexts))
+        count, total = self.path_bits[paths].T
+        of_path = total / np.maximum(count, 1)
+        count, total = np.where(contexts[:, None] >= 0, self.context_bits[contexts], 0.0).T
+        usual = (total + USUAL_PRIOR * of_path) / (count + USUAL_PRIOR)
+        return np.where(paths >= 0, usual, 0.0)
 
     def _learn_looks(
         self,
@@ -307,11 +363,12 @@ class LeafLevel(Level):
         return self.group_list
 
     def score(self, events: Sequence[Event], states: dict[tuple[str, str], Any]) -> Surprise:
-        groups, bits, offsets = [], [], [0]
+        groups, usual, bits, offsets = [], [], [], [0]
         missed: list[tuple[int, int, int, Value]] = []  # place in `bits`, context, path, value
         for event in events:
             layout = self._layout(event.tenant, event.endpoint, tuple(event.paths))
             groups.append(layout.groups)
+            usual.append(layout.usual)
             bits.extend(layout.head)
             bits.append(self._signal_bits(event) if event.signals else 0.0)
             found = [
@@ -332,8 +389,11 @@ class LeafLevel(Level):
             computed = self.value_bits(contexts, paths, values)
             flat[list(places)] = computed
             self._remember(contexts, paths, values, computed)
-        joined = np.concatenate(groups) if groups else np.zeros(0, np.int32)
-        return Surprise(np.array(offsets), joined, flat)
+        if not events:
+            return Surprise(np.array(offsets), np.zeros(0, np.int32), flat)
+        flat -= np.concatenate(usual)
+        flat[flat < LEAST_BITS] = 0.0
+        return Surprise(np.array(offsets), np.concatenate(groups), flat)
 
     def value_bits(
         self, contexts: Sequence[int], paths: Sequence[int], values: Sequence[Value]
@@ -404,6 +464,8 @@ class LeafLevel(Level):
         contexts = [schema.contexts.get(path, -1) if schema else -1 for path in paths]
         unseen, missing = self._key_findings(schema, tenant, paths)
         keys = map(_memo_key, contexts, path_ids)
+        of_leaves = self._usual_bits(np.array(contexts, np.int64), np.array(path_ids, np.int64))
+        size_bits, usual_size = self._size_bits(schema, len(paths))
         layout = _Layout(
             groups=np.array(
                 [
@@ -412,11 +474,12 @@ class LeafLevel(Level):
                 ],
                 np.int32,
             ),
+            usual=np.array([0.0, 0.0, 0.0, usual_size, 0.0, *of_leaves]),
             head=[
                 self._endpoint_bits(schema),
                 unseen[0].bits if unseen else 0.0,
                 missing[0].bits if missing else 0.0,
-                self._size_bits(schema, len(paths)),
+                size_bits,
             ],
             contexts=contexts,
             path_ids=path_ids,
@@ -434,13 +497,14 @@ class LeafLevel(Level):
             return 0.0
         return log2(total / (schema.events if schema and schema.events else len(self.schemas)))
 
-    def _size_bits(self, schema: EndpointSchema | None, leaves: int) -> float:
-        """Surprise of the number of leaves."""
+    def _size_bits(self, schema: EndpointSchema | None, leaves: int) -> tuple[float, float]:
+        """Surprise of the number of leaves, and what is usual."""
         if schema is None or SIZE_PATH not in schema.contexts:
-            return 0.0
-        context = schema.contexts[SIZE_PATH]
-        path = int(self.context_paths[context])
-        return float(self.value_bits([context], [path], [leaves])[0])
+            return 0.0, 0.0
+        context = np.array([schema.contexts[SIZE_PATH]])
+        path = self.context_paths[context]
+        bits = self.value_bits(context.tolist(), path.tolist(), [leaves])
+        return float(bits[0]), float(self._usual_bits(context, path)[0])
 
     def _signal_bits(self, event: Event) -> float:
         schema = self.schemas.get((event.tenant, event.endpoint), EndpointSchema(self.events))
@@ -597,6 +661,8 @@ class LeafLevel(Level):
         stored: dict[str, npt.NDArray[Any]] = {
             "context_paths": self.context_paths[:contexts],
             "context_counts": self.context_counts[:contexts],
+            "context_bits": self.context_bits[:contexts],
+            "path_bits": self.path_bits[:paths],
             "path_counts": self.path_counts[:paths],
             "path_kinds": self.path_kinds[:paths],
             "path_keys": self.path_keys[:paths].view(np.int64),
@@ -623,6 +689,7 @@ class LeafLevel(Level):
         ]
         level.context_paths = tensors["context_paths"]
         level.context_counts = tensors["context_counts"]
+        level.context_bits, level.path_bits = tensors["context_bits"], tensors["path_bits"]
         level.path_counts, level.path_kinds = tensors["path_counts"], tensors["path_kinds"]
         level.path_keys = tensors["path_keys"].view(np.uint64)
         level.magnitudes.counts = tensors["magnitudes"]
