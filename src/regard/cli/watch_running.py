@@ -6,7 +6,8 @@ import datetime
 import re
 import signal
 import time
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,7 +64,10 @@ def follow(
     ] = False,
     replay: Annotated[
         str | None,
-        typer.Option(help="First score again what came in the last 2h, 30m ... before going on."),
+        typer.Option(
+            help="First score again what came in the last 2h, 30m ...; the states of entities "
+            "begin anew."
+        ),
     ] = None,
     share: Annotated[
         str,
@@ -114,13 +118,15 @@ def follow(
 
     Example: regard watch follow redis://localhost/requests --model shop.watch
     """
-    with user_errors():
+    with user_errors(), source_errors():
         from regard.train.lock import lock_folder
         from regard.watch.follow.follower import Follower, FollowSettings
         from regard.watch.follow.metrics import serve_metrics
         from regard.watch.follow.state_folder import (
             POSITIONS_FOLDER,
+            begin_replay,
             load_detector,
+            name_consumer,
             prepare_folder,
         )
         from regard.watch.outputs import create_output
@@ -152,15 +158,21 @@ def follow(
                 new_model=new_model,
                 report=report_line,
             )
-            opened = open_source(
-                source,
-                settings=detector.settings,
-                follow=not until_end,
-                state=state / POSITIONS_FOLDER,
-                replay=seconds,
-            )
+            if seconds is not None:
+                begin_replay(state)
             follower = Follower(
-                detector, opened, state, settings, outputs=outputs, report=report_line
+                detector,
+                lambda: open_source(
+                    name_consumer(source, state),
+                    settings=detector.settings,
+                    follow=not until_end,
+                    state=state / POSITIONS_FOLDER,
+                    replay=seconds,
+                ),
+                state,
+                settings,
+                outputs=outputs,
+                report=report_line,
             )
             if port is not None:
                 server = serve_metrics(metrics_host, port, follower.metrics, follower.health)
@@ -174,12 +186,22 @@ def follow(
 
             for each in (signal.SIGTERM, signal.SIGINT):
                 signal.signal(each, stop)
-            report_line(f"following {opened.name}")
             follower.run()
             report_line(
                 f"stopped: {follower.events:,} events, {follower.alerts:,} alerts, "
                 f"{follower.dead_letters.total:,} dead letters"
             )
+
+
+@contextmanager
+def source_errors() -> Iterator[None]:
+    """Report a source that cannot be opened as one line."""
+    from regard.watch.sources import SourceError
+
+    try:
+        yield
+    except SourceError as error:
+        raise ValueError(str(error)) from None
 
 
 def report_line(line: str) -> None:

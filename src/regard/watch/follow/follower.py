@@ -122,7 +122,7 @@ class Follower:
 
     Args:
         detector: The model.
-        source: Where records come from.
+        open_source: Opens the source of records, in the thread that reads it.
         folder: The state folder; the caller has locked it.
         settings: See `FollowSettings`.
         outputs: Where alerts go.
@@ -132,14 +132,15 @@ class Follower:
     def __init__(
         self,
         detector: Detector,
-        source: Source,
+        open_source: Callable[[], Source],
         folder: Path,
         settings: FollowSettings,
         *,
         outputs: Sequence[Output] = (),
         report: Callable[[str], None] = lambda line: None,
     ) -> None:
-        self.detector, self.source, self.folder, self.settings = detector, source, folder, settings
+        self.detector, self.folder, self.settings = detector, folder, settings
+        self.open_source, self.source_name = open_source, ""
         self.outputs, self.report = list(outputs), report
         self.metrics, self.health = FollowMetrics(), HealthState()
         self.stopping = threading.Event()
@@ -149,6 +150,7 @@ class Follower:
             self.store.database,
             capacity=settings.entities_in_memory,
             max_stored=settings.max_entities,
+            initial=detector.initial_states(),
         )
         self.processed = ProcessedIds(self.store.database)
         self.dead_letters = DeadLetters(folder / DEAD_LETTERS_FILE)
@@ -168,7 +170,9 @@ class Follower:
     # ------------------------------------------------------------------------ the main loop
     def run(self) -> None:
         """Follow the source until `stopping` is set, or until it is exhausted."""
-        reader = ReadAhead(self.source, self.settings.queue_size, self.report)
+        reader = ReadAhead(self.open_source, self.settings.queue_size, self.report)
+        self.source_name = reader.name
+        self.report(f"following {reader.name}")
         sender = AlertSender(
             self.folder, self.outputs, show_values=self.settings.show_values, report=self.report
         )
@@ -487,7 +491,7 @@ class Follower:
         """What the page shows about the process."""
         return {
             "time": time.time(),
-            "source": self.source.name,
+            "source": self.source_name,
             "events": self.events,
             "alerts": self.alerts,
             "dead_letters": self.dead_letters.total,

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import socket
 from collections.abc import Callable
 from pathlib import Path
+from urllib.parse import parse_qs, urlsplit, urlunsplit
 
 from regard.json_files import PARTIAL_PREFIX, CorruptFile
 from regard.output_folders import check_output_folder
@@ -76,3 +79,29 @@ def load_detector(
         report(f"warning: {error} Starting from {model}: what was learned since is lost.")
         return detector
     return current if current.model_id == detector.model_id else detector
+
+
+def begin_replay(folder: Path) -> None:
+    """Let the states of entities begin anew, so that replayed events do not count in them twice,
+    and forget which records are done."""
+    store = WatchStore(folder)
+    try:
+        with store.transaction():
+            for table in ("entities", "processed"):
+                store.database.connection.execute(f"DELETE FROM {table}")
+    finally:
+        store.close()
+
+
+def name_consumer(url: str, folder: Path) -> str:
+    """The URL of a Redis stream with the name of a consumer, unless it has one.
+
+    The name belongs to the state folder, so that what a killed process has not acknowledged is
+    delivered at once to the next one with this folder.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("redis", "rediss") or "consumer" in parse_qs(parts.query):
+        return url
+    digest = hashlib.sha256(str(folder.resolve()).encode(errors="surrogateescape")).hexdigest()
+    option = f"consumer={socket.gethostname()}-{digest[:8]}"
+    return urlunsplit(parts._replace(query=f"{parts.query}&{option}".lstrip("&")))

@@ -111,7 +111,16 @@ class Shape:
 
 
 class Drift(NamedTuple):
-    """A change of the mean surprise of an endpoint, found by ADWIN."""
+    """A change of the surprise of an endpoint, found by ADWIN.
+
+    Attributes:
+        time: When it was found, by the clock of the events.
+        tenant: Its tenant.
+        endpoint: The endpoint.
+        before: Mean bits of the events until then.
+        after: Mean bits of the latest events.
+        events: Number of events that `before` is the mean of.
+    """
 
     time: float
     tenant: str

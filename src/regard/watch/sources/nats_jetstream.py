@@ -139,6 +139,11 @@ class NatsSource(Source):
         except (self.nats.errors.Error, OSError, TimeoutError, AttributeError):
             return None
 
+    @property
+    def problem(self) -> str:
+        """That the server does not answer."""
+        return f"{self.name} does not answer." if self.back_off.failures > 2 else ""
+
     def _call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """The result of a coroutine in the event loop of the client."""
         future = asyncio.run_coroutine_threadsafe(coroutine, self.loop)

@@ -144,6 +144,11 @@ class RedisSource(Source):
             return None
         return next((g.get("lag") for g in groups if g["name"] == self.group.encode()), None)
 
+    @property
+    def problem(self) -> str:
+        """That the server does not answer."""
+        return f"{self.name} does not answer." if self.back_off.failures > 2 else ""
+
     def _make_group(self) -> None:
         """Make the stream and the group, unless they are there."""
         try:

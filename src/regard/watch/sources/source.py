@@ -66,3 +66,9 @@ class Source(ABC):
     def lag(self) -> int | None:
         """Records that wait in the source, or bytes of a file; None if that is not known."""
         return None
+
+    @property
+    def problem(self) -> str:
+        """Why nothing can be read at present, such as a broker that does not answer; "" if nothing
+        is wrong."""
+        return ""

@@ -12,6 +12,7 @@ from regard.watch.follow.store import Drift
 
 DELTA = 1e-4  # chance of a false alarm at one event, as ADWIN bounds it
 MAX_ENDPOINTS = 1000  # watched at a time; the one that was quiet longest is forgotten
+MIN_CHANGE = 0.5  # bits: smaller changes are real, but nobody needs to know
 MAX_BITS = 16.0  # of one event, so that a single attack is no drift
 
 
@@ -20,7 +21,7 @@ class DriftMonitor:
 
     The surprise of an event is -log2 of its p-value: 1.44 bits on average while events are like
     those that the detector was calibrated on. ADWIN (Bifet and Gavaldà 2007) keeps a window of
-    them, and drops its older part when the two halves differ.
+    them, and drops its older part when the newer part differs; the means of the two are reported.
 
     After a restart, windows are filled anew.
     """
@@ -49,9 +50,15 @@ class DriftMonitor:
                     self.windows.popitem(last=False)
             else:
                 self.windows.move_to_end(key)
-            before, width = window.estimation, window.width
-            window.update(min(MAX_BITS, -log2(max(each.p, 1e-300))))
-            if window.drift_detected:
+            mean, width = window.estimation, window.width
+            bits = min(MAX_BITS, -log2(max(each.p, 1e-300)))
+            window.update(bits)
+            dropped = width + 1 - window.width
+            if not window.drift_detected or dropped < 1:
+                continue
+            total = mean * width + bits
+            before = (total - window.estimation * window.width) / dropped
+            if abs(window.estimation - before) >= MIN_CHANGE:
                 drifts.append(
                     Drift(
                         time=event.time,
@@ -59,7 +66,7 @@ class DriftMonitor:
                         endpoint=event.endpoint,
                         before=before,
                         after=window.estimation,
-                        events=int(width),
+                        events=int(dropped),
                     )
                 )
         return drifts
