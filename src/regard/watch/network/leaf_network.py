@@ -293,6 +293,11 @@ class LeafNetwork(Level):
         ]
         return finding
 
+    def count_parameters(self) -> int:
+        """Number of parameters of the network."""
+        assert self.scorer is not None
+        return sum(each.numel() for each in self.scorer.model.parameters())
+
     # ---------------------------------------------------------------------------------- saving
     def to_json(self) -> dict[str, Any]:
         """See `Level`."""

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-ITERATIONS = 60  # of expectation maximisation
+ITERATIONS = 200  # of expectation maximisation
 MIN_HELD_OUT = 20  # parts of a group; groups with fewer share one weight
 Z = 1.645  # standard errors below the mean: one-sided, 95 %
 

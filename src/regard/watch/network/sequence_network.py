@@ -388,6 +388,11 @@ class SequenceNetwork(Level):
         finding.expected = sorted(expected, key=lambda each: -each[1])[:EXPECTED]
         return finding
 
+    def count_parameters(self) -> int:
+        """Number of parameters of the network."""
+        assert self.scorer is not None
+        return sum(each.numel() for each in self.scorer.model.parameters())
+
     # ---------------------------------------------------------------------------------- saving
     def to_json(self) -> dict[str, Any]:
         """See `Level`."""

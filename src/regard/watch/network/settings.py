@@ -17,7 +17,8 @@ class NetworkSettings(StrictModel):
 
     Attributes:
         mixer: Name and arguments of the recipe. The network of the leaves is bidirectional, that of
-            the events and that of the series are causal.
+            the events is causal.
+        mixers: Recipes of single levels by name, instead of `mixer`.
         dim: Model width.
         heads: Number of attention heads.
         layers: Number of layers.
@@ -41,6 +42,7 @@ class NetworkSettings(StrictModel):
     """
 
     mixer: ModuleSpec = ModuleSpec(name="vanilla")
+    mixers: dict[str, ModuleSpec] = Field(default_factory=dict)
     dim: Size = 64
     heads: Size = 4
     layers: Depth = 2

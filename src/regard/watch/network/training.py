@@ -14,6 +14,8 @@ from regard.train import TrainSettings
 from regard.train.trainer import Trainer, TrainProgress
 from regard.watch.network.settings import NetworkSettings
 
+EVALUATIONS, EVALUATED = 5, 512  # of a training; examples of each
+
 OnStep = Callable[[TrainProgress], None]
 """Called after each step, with the step, the number of steps and the loss."""
 
@@ -62,7 +64,7 @@ def train_network(
         folder: Folder for checkpoints, from which an interrupted training resumes. None: none.
         on_step: Called after each step.
     """
-    interval = max(1, settings.steps // 10)
+    interval = max(1, settings.steps // EVALUATIONS)
     trainer = Trainer(
         model,
         task,
@@ -74,7 +76,7 @@ def train_network(
             max_seconds=settings.max_seconds,
             eval_every=interval,
             save_every=interval,
-            eval_examples=1024,
+            eval_examples=EVALUATED,
             seed=settings.seed,
             device=settings.device,
         ),
