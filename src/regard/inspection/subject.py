@@ -10,12 +10,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.hf.files import load_transformers_model
+from regard.hf.files import import_transformers, load_transformers_model, read_json_object
 from regard.hf.model_inputs import ModelInputs, max_length
 from regard.mixer import Mixer
 from regard.models.embeddings import PatchInput, VectorInput
 from regard.models.model import DualEncoder, EncoderDecoder, Model
 from regard.tasks.base import Example, Task, collate
+from regard.tasks.image_folder import ImageProcessor
 from regard.tasks.processors import Processor
 from regard.tasks.tokenizers import replace_surrogates
 from regard.tasks.translation import TextToTextProcessor
@@ -162,6 +163,9 @@ def load_model(name: str) -> tuple[Any, Any]:
     """A run of `regard train`, or a model of transformers and its tokenizer."""
     if (Path(name) / SPEC_FILE).is_file():
         return load_run(Path(name), device="cpu"), None
+    transformers = import_transformers()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
     return load_transformers_model(name)
 
 
@@ -300,7 +304,8 @@ def _token_texts(ids: Sequence[int], decode: Callable[[int], str] | None) -> lis
 def _from_transformers(
     model: nn.Module, inputs: Any, tokenizer: Any, max_tokens: int | None
 ) -> Subject:
-    """A text, (source, target) texts, ids (n) or (1, n), pixels, or a dict of model inputs."""
+    """A text, (source, target) texts, the path of an image, ids (n) or (1, n), pixels, or a dict of
+    model inputs."""
     name = str(getattr(model.config, "name_or_path", "") or type(model).__name__)
     notes: list[str] = []
     target = None
@@ -313,6 +318,8 @@ def _from_transformers(
         if not inputs.strip():
             raise ValueError("The text is empty: there are no tokens to look at.")
         kwargs = _tokenize(model, tokenizer, inputs, max_tokens, notes)
+    elif isinstance(inputs, Path):
+        kwargs = {str(model.main_input_name): read_pixels(model, inputs)}
     elif isinstance(inputs, Mapping):
         kwargs = {name: value for name, value in inputs.items() if value is not None}
     elif isinstance(inputs, Tensor):
@@ -355,6 +362,28 @@ def _from_transformers(
     if tokenizer is not None and text is not None:
         subject.encode = lambda text: _from_transformers(model, text, tokenizer, max_tokens)
     return subject
+
+
+def read_pixels(model: Any, path: Path) -> Tensor:
+    """An image in the size that a model reads (1, c, height, width), its values scaled by the mean
+    and deviation of preprocessor_config.json, or 0.5."""
+    size = getattr(model.config, "image_size", None)
+    if not isinstance(size, int):
+        raise ValueError(f"{type(model).__name__} does not read images of one size.")
+    settings: dict[str, Any] = {}
+    file = Path(str(getattr(model.config, "name_or_path", ""))) / "preprocessor_config.json"
+    if file.is_file():
+        settings = read_json_object(file)
+    channels = int(getattr(model.config, "num_channels", 3))
+    try:
+        pixels = ImageProcessor(size, channels, ()).encode(path)["x"]
+    except OSError as error:
+        raise ValueError(f"Cannot read {path}: {error.strerror or error}") from error
+    mean, deviation = (
+        torch.tensor(settings.get(name, [0.5] * channels))[:, None, None]
+        for name in ("image_mean", "image_std")
+    )
+    return ((pixels + 1) / 2 - mean)[None] / deviation
 
 
 def _has_cache(model: nn.Module) -> bool:

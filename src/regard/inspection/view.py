@@ -21,6 +21,7 @@ from regard.inspection.data import (
     TileData,
     ViewData,
 )
+from regard.inspection.figures import save_map, save_overview, save_rollout
 from regard.inspection.inspected import InspectedModel, PlacedMap
 from regard.inspection.interventions import (
     MAX_RUNS,
@@ -40,6 +41,7 @@ from regard.inspection.metrics import (
     map_rows,
     singular_values,
 )
+from regard.inspection.page import notebook_html, write_page
 from regard.inspection.subject import find_subject
 from regard.inspection.tiles import (
     PAGE_BYTES,
@@ -61,6 +63,7 @@ def look(
     layers: Sequence[int] | None = None,
     max_tokens: int | None = None,
     name: str | None = None,
+    against_name: str | None = None,
 ) -> View:
     """Look inside a model: the maps of all its heads on one input, and numbers about them.
 
@@ -77,10 +80,15 @@ def look(
         layers: Numbers of the layers to look at, in the order of their calls. None: all.
         max_tokens: Cut a text at this many tokens.
         name: Name of the model in the view.
+        against_name: Name of the other model in the view.
     """
     subjects = [find_subject(model, inputs, tokenizer=tokenizer, name=name, max_tokens=max_tokens)]
     if against is not None:
-        subjects.append(find_subject(against, inputs, tokenizer=tokenizer, max_tokens=max_tokens))
+        subjects.append(
+            find_subject(
+                against, inputs, tokenizer=tokenizer, name=against_name, max_tokens=max_tokens
+            )
+        )
     return View([InspectedModel(subject, layers) for subject in subjects])
 
 
@@ -104,23 +112,41 @@ class View:
     def save(self, path: str | Path) -> Path:
         """Write the page: one HTML file that needs no network."""
         path = Path(path)
-        path.write_text(self.html(), encoding="utf-8")
+        write_page(self.data(), path)
         return path
-
-    def html(self) -> str:
-        """The page."""
-        from regard.inspection.page import render_page
-
-        return render_page(self.data())
 
     def _repr_html_(self) -> str:
         """Shown by notebooks: the page in a frame of its own."""
-        from html import escape
+        return notebook_html(self.data())
 
-        return (
-            f'<iframe srcdoc="{escape(self.html())}" style="width:100%;height:720px;border:0" '
-            'sandbox="allow-scripts allow-downloads"></iframe>'
-        )
+    def png(
+        self,
+        path: str | Path,
+        *,
+        model: int = 0,
+        map: int | None = None,
+        head: int | None = None,
+        rollout: bool = False,
+    ) -> Path:
+        """Draw maps as a PNG file: all heads of all layers, one layer, or one head.
+
+        Args:
+            path: File to write.
+            model: Number of the model.
+            map: Number of a map. None: all, as thumbnails.
+            head: Number of a head of that map. None: all.
+            rollout: Draw the attention rollout instead; for images over the picture.
+        """
+        path, inspected = Path(path), self._model(model)
+        if rollout:
+            save_rollout(path, inspected)
+        elif map is None and head is None:
+            save_overview(path, inspected)
+        elif map is None:
+            raise ValueError("head is a head of a map: give map too.")
+        else:
+            save_map(path, inspected, find_map(inspected, map), head)
+        return path
 
     def tile(
         self,
