@@ -184,7 +184,8 @@ class SequenceLevel(Level):
                 for each, p in self.gaps.most_probable(context % size * size + symbol, 3)
             ]
             observed = "the first event" if math.isnan(gap) else f"{gap:.3g} s"
-            text = f"{observed} between {before} and {event.endpoint}; usual: {_listed(expected)}"
+            last = self.vocabulary.name(state["context"] % size)
+            text = f"{observed} between {last} and {event.endpoint}; usual: {_listed(expected)}"
             return Finding(self.name, "gap", "(time)", observed, bits, 1.0, expected, text)
 
         ranked = self.transitions.most_probable(context % size**self.transitions.order, size)

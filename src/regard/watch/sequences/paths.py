@@ -77,7 +77,7 @@ class PathEnsemble:
         self.in_strength: dict[int, int] = {}
         self.middle_strength: dict[int, int] = {}
         self.total = 0
-        self._scores: dict[int, float] = {}  # of paths that were asked for, until counts change
+        self._bits: dict[int, float] = {}  # of paths that were asked for, until counts change
 
     def add(self, paths: Integers) -> None:
         """Count paths (n)."""
@@ -94,7 +94,7 @@ class PathEnsemble:
         self.in_strength[target] = self.in_strength.get(target, 0) + n
         self.middle_strength[middle] = self.middle_strength.get(middle, 0) + n
         self.total += n
-        self._scores.clear()
+        self._bits.clear()
 
     def halve(self) -> None:
         """Halve all counts, rounded down."""
@@ -120,27 +120,35 @@ class PathEnsemble:
     def log_cdf(self, path: int) -> float:
         """ln P(X <= count of the path). A path with a step that was never taken has no place in the
         ensemble: it is given 1 / (m + 1)."""
-        score = self._scores.get(path)
-        if score is None:
-            expected = self.expected(path)
-            if expected == 0:
-                score = -math.log(self.total + 1)
-            else:
-                count, m = self.counts.get(path, 0), float(self.total)
-                score = hypergeometric_log_cdf(count, expected * m, m * m, m)
-            if len(self._scores) >= MOST_PATHS:
-                self._scores.clear()
-            self._scores[path] = score
-        return score
+        expected = self.expected(path)
+        if expected == 0:
+            return -math.log(self.total + 1)
+        count, m = self.counts.get(path, 0), float(self.total)
+        return hypergeometric_log_cdf(count, expected * m, m * m, m)
+
+    def bits(self, path: int) -> float:
+        """Surprise of a path: the smaller of −log2 P(X <= count), which says that its rarity is no
+        chance, and −log2 of its share among the paths from the same node, which says that it is
+        rare. With enough data, a path that is taken every day can be taken significantly less often
+        than expected."""
+        bits = self._bits.get(path)
+        if bits is None:
+            source = self.out_strength.get(self.nodes(path)[0], 0)
+            share = (self.counts.get(path, 0) + 0.5) / (source + 1)
+            bits = max(min(-self.log_cdf(path), -math.log(share)), 0.0) / math.log(2)
+            if len(self._bits) >= MOST_PATHS:
+                self._bits.clear()
+            self._bits[path] = bits
+        return bits
 
 
 class PathLevel(Level):
     """Surprise of the last 2 and of the last 3 steps of an entity, by `PathEnsemble`.
 
     Each step of a path may be common while their order is not: that is what this level sees and a
-    list of known steps does not. Its bits are −log2 P(X <= count), so that a path is surprising
-    only if the data would have shown it had it been normal: a rare path of rare steps is not. Paths
-    end at pauses, and at endpoints that are not in the vocabulary.
+    list of known steps does not. A path is surprising only if the data would have shown it had it
+    been normal: a rare path of rare steps is not; see `PathEnsemble.bits`. Paths end at pauses, and
+    at endpoints that are not in the vocabulary.
 
     The state of an entity is {"context", "time"}.
     """
@@ -184,7 +192,7 @@ class PathLevel(Level):
             symbol = ids.get((event.tenant, event.endpoint), 0)
             context = self._context(event, states.get((event.tenant, event.entity)))
             for j, path in enumerate(self._paths(context, symbol)):
-                bits[i, j] = -self.ensembles[j].log_cdf(path) / math.log(2)
+                bits[i, j] = self.ensembles[j].bits(path)
             after = (context * size + symbol) % self.modulus
             states[event.tenant, event.entity] = {"context": after, "time": event.time}
         return Surprise(
@@ -252,7 +260,7 @@ class PathLevel(Level):
             text += "from how often its steps are taken"
         else:
             text = f"{walked}: a step of it was never taken before"
-        bits = -score.log_cdf / math.log(2)
+        bits = ensemble.bits(paths[part])
         return Finding(self.name, "path", "(endpoint)", walked, bits, 1.0, expected, text)
 
     def path_score(self, ensemble: PathEnsemble, path: int) -> PathScore:
