@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hmac
 import secrets
+import socket
 import threading
 import time
 from collections import OrderedDict
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import prometheus_client
+import uvicorn
 from fastapi import FastAPI, Header, HTTPException, Query, Request
 from fastapi.concurrency import run_in_threadpool
 from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response
@@ -89,6 +91,8 @@ class Watch:
         self.store, self.detector, self.show_values = store, detector, show_values
         self.lock = threading.Lock()
         self.states = RecentStates(MAX_ENTITIES)
+        if detector is not None:
+            self.states.update(detector.initial_states())
         self.parser = None if detector is None else EventParser(detector.settings)
         self.registry = prometheus_client.CollectorRegistry()
         self.events = prometheus_client.Counter(
@@ -449,3 +453,74 @@ def list_assets() -> dict[str, Path]:
 
 
 ASSETS = list_assets()
+
+
+class Server:
+    """An HTTP server in this process.
+
+    Attributes:
+        url: Its address.
+
+    Args:
+        app: What it serves; see `create_app`.
+        host: Address to listen on.
+        port: Port; 0 takes a free one.
+        certificate: File with the TLS certificate, and `key` with its key; None: no TLS.
+    """
+
+    def __init__(
+        self,
+        app: Application,
+        *,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        certificate: Path | None = None,
+        key: Path | None = None,
+    ) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.socket = socket.socket(family, socket.SOCK_STREAM)
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self.socket.bind((host, port))
+        except OSError as error:
+            self.socket.close()
+            raise ValueError(
+                f"Cannot listen on {host} port {port}: {error.strerror}. --port 0 takes a free one."
+            ) from None
+        name = f"[{host}]" if ":" in host else host
+        scheme = "http" if certificate is None else "https"
+        self.url = f"{scheme}://{name}:{self.socket.getsockname()[1]}"
+        config = uvicorn.Config(
+            app,
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            ssl_certfile=certificate,
+            ssl_keyfile=key,
+            timeout_keep_alive=30,
+        )
+        try:
+            config.load()
+        except OSError as error:  # of the certificate
+            self.socket.close()
+            raise ValueError(f"Cannot read the TLS certificate or its key: {error}.") from None
+        self.server = uvicorn.Server(config)
+
+    def run(self) -> None:
+        """Serve until SIGTERM or Ctrl-C."""
+        try:
+            self.server.run(sockets=[self.socket])
+        finally:
+            self.socket.close()
+
+    def start(self) -> None:
+        """Serve in a thread of its own, until `stop`."""
+        self.thread = threading.Thread(target=self.run, name="server", daemon=True)
+        self.thread.start()
+        while not self.server.started and self.thread.is_alive():
+            time.sleep(0.01)
+
+    def stop(self) -> None:
+        """End the thread."""
+        self.server.should_exit = True
+        self.thread.join()
