@@ -221,14 +221,18 @@ class ShopDemo:
         speed = self.plan.days * DAY / self.plan.seconds
         self.live = LiveTraffic(self.source, self.rest, start, speed)
         detector = load_detector(self.model, self.state)
-        source = open_source(
-            self.source,
-            settings=detector.settings,
-            follow=True,
-            state=self.state / POSITIONS_FOLDER,
+        follower = Follower(
+            detector,
+            lambda: open_source(
+                self.source,
+                settings=detector.settings,
+                follow=True,
+                state=self.state / POSITIONS_FOLDER,
+            ),
+            self.state,
+            FollowSettings(batch_size=64),
+            report=report,
         )
-        settings = FollowSettings(batch_size=64)
-        follower = Follower(detector, source, self.state, settings, report=report)
         failures: list[BaseException] = []
 
         def run() -> None:
