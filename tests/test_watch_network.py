@@ -5,6 +5,7 @@ import json
 import math
 import random
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -22,7 +23,13 @@ from regard.watch.network import NetworkSettings, fit_network_levels, load_netwo
 from regard.watch.network.cascade import Cascade
 from regard.watch.network.cell_frequencies import CellFrequencies
 from regard.watch.network.leaf_network import LeafNetwork
-from regard.watch.network.leaf_vocabulary import ENDPOINT, MASK, WIDTH, LeafVocabulary
+from regard.watch.network.leaf_vocabulary import (
+    ENDPOINT,
+    MASK,
+    TENANT_END,
+    WIDTH,
+    LeafVocabulary,
+)
 from regard.watch.network.mixture import fit_weights, measure_gain, saved_bits
 from regard.watch.network.sequence_network import SequenceNetwork
 from regard.watch.sequences import SequenceLevel
@@ -190,7 +197,7 @@ def test_weights_are_the_maximum_of_the_likelihood():
     weights = fit_weights(groups, ratios, 4)
     grid = np.linspace(0, 0.999, 1000)[:, None]
     best = saved_bits(grid, ratios[:400]).sum(1).max()
-    assert best > 50 and saved_bits(weights[0], ratios[:400]).sum() > best - 0.1
+    assert best > 50 and saved_bits(weights[0], ratios[:400]).sum() > best - 0.5
     assert weights[1] == 0
     assert weights[2] == weights[3]  # too few: the weight of all
     saved = saved_bits(weights[groups], ratios)
@@ -295,6 +302,31 @@ def test_leaf_network_is_saved(leaf, events):
     with pytest.raises(ValueError, match="does not fit the model"):
         load_network_level("leaf", content, {**tensors, name: tensors[name][:2]})
     assert load_network_level("leaf", content["floor"], tensors) is None
+
+
+def test_hashed_values_and_tenants_stay_apart(events):
+    """Fails if a string is stored although values are to be hashed, or if the values of one tenant
+    are expected of another."""
+    floor = LeafLevel(WatchSettings(hash_values=True))
+    floor.secret = b"key"
+    tenants = [
+        replace(event, tenant=f"t{i % 2}", values=[f"{i % 2}-{value}" for value in event.values])
+        for i, event in enumerate(events[:300])
+    ]
+    floor.fit(tenants)
+    level = LeafNetwork(floor, SMALL.model_copy(update={"steps": 5, "cascade": 1.0}))
+    level.fit_network(tenants)
+    text = json.dumps(level.to_json()["vocabulary"])
+    assert "anna" not in text and "hash:" in text
+    paths = {path.partition(TENANT_END)[0] for path in level.vocabulary.paths}
+    assert paths == {"t0", "t1"}
+    country = tenants[0].paths.index("country")
+    level.weights[:] = 0.5
+    part = len(level.score(tenants[:1], {}).bits) - len(tenants[0].paths) + country
+    expected = [value for value, _ in level.explain(tenants[0], part, None).expected]
+    assert all(value == "another value" or value.startswith("hash:") for value in expected)
+    own = level.vocabulary.cells[level.vocabulary.path_index[f"t0{TENANT_END}country"]]
+    assert len(own.values) == 3
 
 
 def test_mixers_without_masks_read_events_of_different_lengths(events):

@@ -13,6 +13,7 @@ from regard.errors import Unsupported, did_you_mean
 from regard.registry import get_recipe
 from regard.train.trainer import TrainProgress
 from regard.watch.event import Event
+from regard.watch.leaves import LeafLevel
 from regard.watch.level import Level
 from regard.watch.network.leaf_network import LeafNetwork
 from regard.watch.network.mixture import Gain
@@ -78,16 +79,14 @@ def fit_network_levels(
     levels: list[Level] = []
     reports = []
     for floor in floor_levels:
-        if floor.name not in NETWORKS:
+        if not isinstance(floor, LeafLevel | SequenceLevel):
             levels.append(floor)
             continue
         spec = settings.mixers.get(floor.name, settings.mixer)
         own = settings.model_copy(update={"mixer": spec})
-        network: LeafNetwork | SequenceNetwork
-        if isinstance(floor, SequenceLevel):
-            network = SequenceNetwork(floor, own)
-        else:
-            network = LeafNetwork(floor, own)
+        network = (
+            LeafNetwork(floor, own) if isinstance(floor, LeafLevel) else SequenceNetwork(floor, own)
+        )
 
         def on_step(progress: TrainProgress, name: str = floor.name) -> None:
             on_progress(f"network of the level {name}", progress.step, progress.steps)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,15 +19,16 @@ from regard.models.model import SingleStackModel
 from regard.tasks.event_splits import split_by_time
 from regard.tasks.masked_leaves import MaskedLeaves
 from regard.watch.event import Event
+from regard.watch.leaves import LeafLevel
+from regard.watch.leaves.count_sketch import hash_value
 from regard.watch.level import Finding, Level, Surprise
 from regard.watch.network.cascade import Cascade
 from regard.watch.network.cell_frequencies import CellFrequencies
-from regard.watch.network.leaf_vocabulary import EncodedLeaves, LeafVocabulary
+from regard.watch.network.leaf_vocabulary import EncodedLeaves, LeafVocabulary, parse_time
 from regard.watch.network.mixture import Gain, fit_weights, measure_gain, saved_bits
 from regard.watch.network.settings import NetworkSettings
 from regard.watch.network.training import OnStep, build_network, takes_mask, train_network
 from regard.watch.network.weights import (
-    load_floor,
     load_model,
     load_settings,
     model_json,
@@ -181,7 +183,7 @@ class LeafNetwork(Level):
         settings: How to build and train the network.
     """
 
-    def __init__(self, floor: Level, settings: NetworkSettings) -> None:
+    def __init__(self, floor: LeafLevel, settings: NetworkSettings) -> None:
         self.floor, self.settings, self.name = floor, settings, floor.name
         self.scorer: LeafScorer | None = None
         self.gain: Gain | None = None
@@ -204,7 +206,8 @@ class LeafNetwork(Level):
         next tenth, which also chooses the best weights of the network, and the gain is measured on
         the last tenth.
         """
-        splits = split_by_time(events, "the traffic")
+        plain = split_by_time(events, "the traffic")
+        splits = {split: self._hide_strings(each) for split, each in plain.items()}
         s = self.settings
         task = MaskedLeaves(splits, length=s.length, mask_groups=s.mask_groups, seed=s.seed)
         model = build_network(task, s, position="none", length=task.length)
@@ -222,8 +225,7 @@ class LeafNetwork(Level):
         self.gain = measure_gain(
             owner, -np.log2(test.floor), self._saved(test), len(splits["test"])
         )
-        states: dict[tuple[str, str], Any] = {}
-        held_out = self.floor.score(splits["valid"], states)
+        held_out = self.floor.score(plain["valid"], {})
         self.cascade = Cascade.fit(held_out, s.cascade, s.audit)
         return self.gain
 
@@ -233,7 +235,7 @@ class LeafNetwork(Level):
         chosen = self.cascade.select(surprise, events)
         if self.scorer is None or not len(chosen):
             return surprise
-        scored = self._score_leaves([events[i] for i in chosen])
+        scored = self._score_leaves(self._hide_strings([events[i] for i in chosen]))
         saved = self._saved(scored)
         owner = np.repeat(chosen, np.diff(scored.leaves.offsets))
         is_leaf = scored.leaves.leaves >= 0
@@ -243,6 +245,33 @@ class LeafNetwork(Level):
         bits = surprise.bits.copy()
         bits[parts] -= saved[is_leaf]
         return surprise._replace(bits=bits)
+
+    @property
+    def secret(self) -> bytes:
+        """Key of the hashes of strings, if the settings of the floor ask for hashes."""
+        return self.floor.secret
+
+    @secret.setter
+    def secret(self, secret: bytes) -> None:
+        self.floor.secret = secret
+
+    def _hide_strings(self, events: Sequence[Event]) -> Sequence[Event]:
+        """The events with hashes in place of strings, if the settings of the floor say so. Times
+        stay."""
+        if not self.floor.settings.hash_values:
+            return events
+        return [
+            replace(
+                event,
+                values=[
+                    f"hash:{hash_value(value, self.secret):016x}"
+                    if isinstance(value, str) and parse_time(value) is None
+                    else value
+                    for value in event.values
+                ],
+            )
+            for event in events
+        ]
 
     def _score_leaves(self, events: Sequence[Event]) -> ScoredLeaves:
         assert self.scorer is not None
@@ -272,7 +301,7 @@ class LeafNetwork(Level):
         surprise = self.floor.score([event], {(event.tenant, event.entity): state})
         if self.scorer is None or not len(self.cascade.select(surprise, [event])):
             return finding
-        scored = self._score_leaves([event])
+        scored = self._score_leaves(self._hide_strings([event]))
         leaf = np.flatnonzero(scored.leaves.leaves == part - len(surprise.bits) + len(event.paths))
         if part < len(surprise.bits) - len(event.paths) or not len(leaf):
             return finding
@@ -329,7 +358,7 @@ class LeafNetwork(Level):
         cls, content: dict[str, Any], tensors: dict[str, npt.NDArray[Any]]
     ) -> LeafNetwork:
         """See `Level`."""
-        floor = load_floor("leaf", content["floor"], with_prefix("floor.", tensors))
+        floor = LeafLevel.from_json(content["floor"], with_prefix("floor.", tensors))
         level = cls(floor, load_settings(content["settings"]))
         model = load_model(content["model"], with_prefix("model.", tensors))
         level.vocabulary = LeafVocabulary.from_json(content["vocabulary"])

@@ -21,6 +21,7 @@ import numpy.typing as npt
 from regard.watch.event import Event, Value, value_kind
 from regard.watch.events.times import parse_iso
 
+TENANT_END = "\0"  # between tenant and path
 ENDPOINT = None  # stands for the path of the token of the endpoint
 EMPTY, MASK, FIRST_HASH = 0, 1, 2  # features: padding, a hidden value, the first hashed feature
 BUCKETS = 8192  # features, hashed ones included
@@ -83,7 +84,7 @@ class LeafVocabulary:
     """The paths, frequent values and number quantiles of normal events.
 
     Attributes:
-        paths: The known paths, sorted.
+        paths: The known paths with their tenants (`own_paths`), sorted.
         cells: Cells of each path, in that order.
         cell_counts: How often each cell occurred, (cells).
         cell_path: Index of the path of each cell, (cells).
@@ -120,8 +121,9 @@ class LeafVocabulary:
         gaps: dict[str, list[float]] = defaultdict(list)
         totals: Counter[str] = Counter()
         for event in events:
-            totals.update(event.paths)
-            for path, value in zip(event.paths, event.values, strict=True):
+            names = own_paths(event)
+            totals.update(names)
+            for path, value in zip(names, event.values, strict=True):
                 counts[path][value_key(value)] += 1
                 if (number := to_number(value)) is not None:
                     numbers[path].append(number)
@@ -162,7 +164,7 @@ class LeafVocabulary:
         for event in events:
             endpoint = event.endpoint
             found.append(memo.get((ENDPOINT, endpoint)) or self._add_endpoint(endpoint))
-            for path, value in zip(event.paths, event.values, strict=True):
+            for path, value in zip(own_paths(event), event.values, strict=True):
                 key = value if value.__class__ is str else (value.__class__, value)
                 entry = memo.get((path, key))
                 found.append(entry or self._add(path, value, key, event.time))
@@ -200,7 +202,8 @@ class LeafVocabulary:
         return f"above {low:.4g}{unit}" if high == math.inf else f"{low:.4g} to {high:.4g}{unit}"
 
     def cell_of(self, path: str, value: Value, time: float) -> int:
-        """Cell of a value at a path, -1 if the path is unknown; `time` is that of the event."""
+        """Cell of a value at a path, as `own_paths` names it, -1 if the path is unknown; `time` is
+        that of the event."""
         index = self.path_index.get(path)
         if index is None:
             return -1
@@ -254,7 +257,7 @@ class LeafVocabulary:
         return features + [self._hash("ngram", text[i : i + NGRAM]) for i in starts]
 
     def _path_features(self, path: str) -> list[int]:
-        keys = path.split(".")[-KEYS:]
+        keys = path.rpartition(TENANT_END)[2].split(".")[-KEYS:]
         hashed = [self._hash("path", path)] + [self._hash("key", key) for key in keys]
         return hashed + [EMPTY] * (1 + KEYS - len(hashed))
 
@@ -312,6 +315,13 @@ class LeafVocabulary:
         if len(counts) != first:
             raise ValueError(f"the vocabulary has {first} cells but {len(counts)} counts")
         return cls(cells, np.array(counts, dtype=np.int64), seed=content["seed"])
+
+
+def own_paths(event: Event) -> list[str]:
+    """The paths of an event with its tenant, so that tenants share no values."""
+    if not event.tenant:
+        return event.paths
+    return [f"{event.tenant}{TENANT_END}{path}" for path in event.paths]
 
 
 def value_key(value: Value) -> Key:

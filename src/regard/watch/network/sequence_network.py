@@ -35,7 +35,6 @@ from regard.watch.network.settings import NetworkSettings
 from regard.watch.network.stream_states import StreamStateCodec
 from regard.watch.network.training import OnStep, build_network, train_network
 from regard.watch.network.weights import (
-    load_floor,
     load_model,
     load_settings,
     model_json,
@@ -422,8 +421,7 @@ class SequenceNetwork(Level):
         cls, content: dict[str, Any], tensors: dict[str, npt.NDArray[Any]]
     ) -> SequenceNetwork:
         """See `Level`."""
-        floor = load_floor("sequence", content["floor"], with_prefix("floor.", tensors))
-        assert isinstance(floor, SequenceLevel)
+        floor = SequenceLevel.from_json(content["floor"], with_prefix("floor.", tensors))
         level = cls(floor, load_settings(content["settings"]))
         model = load_model(content["model"], with_prefix("model.", tensors))
         features = EventFeatures.from_json(content["features"])

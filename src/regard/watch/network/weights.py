@@ -1,10 +1,9 @@
-"""A network and its floor as JSON values and arrays."""
+"""Networks as JSON values and arrays."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -13,7 +12,6 @@ import torch
 
 from regard.models import Model, ModelConfig, build
 from regard.models.serialization import check_shapes, load_tensors, unique_tensors, warn_nonfinite
-from regard.watch.level import Level
 from regard.watch.network.settings import NetworkSettings
 
 Arrays = dict[str, npt.NDArray[Any]]
@@ -45,15 +43,6 @@ def load_model(content: Mapping[str, Any], arrays: Mapping[str, npt.NDArray[Any]
 def load_settings(content: Mapping[str, Any]) -> NetworkSettings:
     """The settings that were saved with a network."""
     return NetworkSettings.model_validate_json(json.dumps(content))
-
-
-def load_floor(name: str, content: dict[str, Any], tensors: Arrays) -> Level:
-    """The floor of a network by the name of its level."""
-    from regard.watch.detector import LEVEL_CLASSES
-
-    module, _, class_name = LEVEL_CLASSES[name].partition(":")
-    floor: Level = getattr(import_module(module), class_name).from_json(content, tensors)
-    return floor
 
 
 def with_prefix(prefix: str, arrays: Mapping[str, npt.NDArray[Any]]) -> Arrays:
