@@ -48,8 +48,10 @@ class HeatMap {
     this.width = width;
     const context = this.canvas.getContext("2d");
     context.font = `${LABEL_SIZE}px ${colours.font}`;
-    const widest = (count, text) =>
-      Math.ceil(d3.max(d3.range(Math.min(count, 400)), (i) => context.measureText(text(i)).width) ?? 0);
+    const widest = (count, text) => {
+      const some = count <= 400 ? d3.range(count) : [...d3.range(200), ...d3.range(count - 200, count)];
+      return Math.ceil(d3.max(some, (i) => context.measureText(text(i)).width) ?? 0);
+    };
     const room = Math.max(40, width * 0.24);
     this.left = Math.min(room, widest(this.queries, this.rowLabel) + 8) + 16;
     this.top = Math.min(room * 0.9, widest(this.keys, this.columnLabel) + 8) + 18;

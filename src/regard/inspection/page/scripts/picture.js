@@ -99,7 +99,7 @@ function drawPicture() {
   const others = self ? d3.range(first).map((i) =>
     element("button", { type: "button", "aria-pressed": String(i === token), onclick: () => choose({ token: i, side: "query" }) }, tokenLabel(own, i))) : [];
   const focused = document.activeElement?.closest?.("#picture-large canvas");
-  byId("picture-large").replaceChildren(large, tip, element("p", { class: "controls" }, others));
+  byId("picture-large").replaceChildren(large, tip, ...(others.length > 0 ? [element("p", { class: "controls" }, others)] : []));
   if (focused) large.focus({ preventScroll: true });
   drawOver(large, own, weights, chosen);
 

@@ -72,11 +72,10 @@ function beforeAfter({ before, after, metric }) {
   const side = (title, output, other) => {
     const list = output.probabilities.map(([name, probability]) => {
       const was = other?.probabilities.find(([each]) => each === name)?.[1];
-      const change = was === undefined ? "" : ` ${probability >= was ? "+" : "−"}${percent(Math.abs(probability - was))}`;
-      return barItem(label(name, 30), "", percent(probability) + change, probability, () => {});
+      return element("li", {}, barCells(label(name, 30), "", percent(probability) + (was === undefined ? "" : `, was ${percent(was)}`), probability));
     });
     return element("div", { class: "card" }, element("h3", {}, title), element("p", { class: "prediction" }, element("bdi", {}, label(output.prediction, 400))),
-      element("ol", { class: "bars" }, list), output.lens ? lensTable(output.lens, `Logit lens, ${title.toLowerCase()}`) : null);
+      element("ol", { class: "bars answers" }, list), output.lens ? lensTable(output.lens, `Logit lens, ${title.toLowerCase()}`) : null);
   };
   const parts = [element("div", { class: "split even" }, side("Unchanged", before), side("With the changes", after, before))];
   if (metric) {
@@ -91,7 +90,7 @@ function drawAnother() {
   byId("another").hidden = !view.server || texts.length === 0;
   if (byId("another").hidden) return;
   const areas = texts.map((each, i) => element("textarea", {
-    rows: 3, "aria-label": texts.length > 1 ? `Text ${i + 1}: ${visible(each.id)}` : "Text", placeholder: texts.length > 1 ? visible(each.id) : "A text", spellcheck: "false",
+    rows: 3, "aria-label": texts.length > 1 ? `Text ${i + 1}: ${visible(each.id)}` : "Text", placeholder: texts.length > 1 ? visible(each.id) + (each.id === "target" ? " (empty: what the model writes)" : "") : "A text", spellcheck: "false",
   }));
   const status = element("p", { role: "status" });
   const form = element("form", {

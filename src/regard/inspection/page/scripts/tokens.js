@@ -179,6 +179,9 @@ function tokenFlows() {
 
 function drawTokenPicker() {
   const map = currentMap();
+  byId("tokens-hint").textContent = map.role === "cross"
+    ? "The alignment: lines go from what the model writes, on the left, to what it reads for that, on the right."
+    : "Lines go from the token that looks, on the left, to the tokens it looks at, on the right.";
   const own = sequence(state.side === "query" ? map.queries : map.keys);
   const input = element("input", {
     type: "number", min: 0, max: own.count - 1, value: state.token, id: "token-number",
@@ -235,16 +238,21 @@ function drawInOut() {
     container.append(
       element("h3", {}, element("bdi", { class: "token-name" }, tokenName(own, state.token)), ` ${title[direction]}`),
       best.length === 0 ? element("p", { class: "muted" }, "nothing") : element("ol", { class: "bars" }, best.map((i) =>
-        barItem(tokenName(other, i), `${i}`, share(weights[i]), weights[i] / largest,
+        barItem(tokenName(other, i), other.tokens[i] === undefined ? "" : `${i}`, share(weights[i]), weights[i] / largest,
           () => choose({ token: i, side: direction === "out" && currentMap().queries !== currentMap().keys ? "key" : "query" })))));
   }
 }
 
-function barItem(name, note, value, fraction, open, negative = false) {
+/* A row of a bar chart: a name, a bar and a value. */
+function barCells(name, note, value, fraction, negative = false) {
   const bar = element("span", { class: negative ? "bar negative" : "bar" });
   bar.style.setProperty("--share", `${(100 * Math.max(0, Math.min(1, fraction))).toFixed(1)}%`);
-  return element("li", {}, element("button", { type: "button", class: "bar-row", onclick: open },
-    element("bdi", { class: "bar-name" }, name, note ? element("small", {}, ` ${note}`) : null), bar, element("span", { class: "bar-value" }, value)));
+  return element("span", { class: "bar-row" },
+    element("bdi", { class: "bar-name" }, name, note ? element("small", {}, ` ${note}`) : null), bar, element("span", { class: "bar-value" }, value));
+}
+
+function barItem(name, note, value, fraction, open, negative = false) {
+  return element("li", {}, element("button", { type: "button", class: "bar-button", onclick: open }, barCells(name, note, value, fraction, negative)));
 }
 
 /* Attention by layer: where the chosen token looks in every layer, and the rollout. */
