@@ -4,9 +4,9 @@ A parser keeps the last value of a key that occurs twice, and says nothing. Two 
 such an object can see different values, which is a known way around checks (RFC 8259, section 4).
 
 Finding them costs little, because keys need not be compared: a text has as many keys as it has
-colons outside strings, and the parsed object has fewer if some were equal. Equal keys that are
-escaped in different ways are found too, since the parser has decoded them. Only texts with
-duplicates are scanned token by token.
+colons outside strings (`count_keys`), and the parsed object has fewer if some were equal. Equal
+keys that are escaped in different ways are found too, since the parser has decoded them. Only texts
+with duplicates are scanned token by token (`find_duplicate_keys`).
 """
 
 from __future__ import annotations
@@ -16,22 +16,8 @@ import re
 import orjson
 
 TOKEN = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"|[{}\[\]:,]', re.DOTALL)
-SPACES_BEFORE_COLON = (b" :", b"\t:", b"\n:", b"\r:")
 
 KeyPath = tuple[str | None, ...]  # None stands for an element of an array
-
-
-def has_duplicate_keys(text: bytes, keys: int) -> bool:
-    """Whether an object in a valid JSON text has a key twice.
-
-    Args:
-        text: The text that was parsed.
-        keys: Number of keys of all objects that the parser made of it.
-    """
-    # Without spaces before colons, each key ends in '":'; strings may contain more of these.
-    if text.count(b'":') == keys and not any(space in text for space in SPACES_BEFORE_COLON):
-        return False
-    return count_keys(text) != keys
 
 
 def count_keys(text: bytes) -> int:

@@ -15,7 +15,7 @@ CLASSES = {
     r"|\{?[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\}?"  # a UUID
     r"|([A-Za-z]{1,8}[-_:])?(0x)?(?=.*\d)[0-9a-fA-F]{8,}"  # hexadecimal, i-0a1b2c3d
     r"|[A-Za-z]{1,8}[-_:#]\d{2,}([-_:]\d+)*|\d+([-_:]\d+)+"  # ORD-1234, user_17, 12-34
-    r"|[A-Z]{2,6}\d{4,}|[a-z]{1,4}\d{4,}"  # AB1234, u10414
+    r"|[A-Z]{2,6}\d{4,}|[a-z]{1,4}\d{4,}|(?=.*\d)[A-Z0-9]{16,}"  # AB1234, u10414, AKIA7Q...
     r"|(?=(.*\d){3})(?=.*[A-Za-z])[\w+=-]{20,}",  # a token: letters and at least three digits
 }
 CLASS_NAMES = dict(zip(("date", "address", "email", "id"), CLASSES, strict=True))
@@ -27,7 +27,8 @@ MAX_ID = 256  # characters; anything longer is OTHER
 MAX_SEGMENTS = 12  # of a URL in an endpoint
 MAX_WORDS = 8  # of an endpoint that is no URL
 MAX_CODE = 12  # digits of an endpoint that is a number
-SEGMENT = re.compile(r"[\w.~@:+,;=$!*'()-]{1,64}")
+# Names, and the parameters of routes: {id}, <int:id>.
+SEGMENT = re.compile(r"[\w.~@:+,;=$!*'()-]{1,64}|\{[\w:.*]{1,40}\}|<[a-z]{1,12}:\w{1,40}>")
 
 
 def id_class(text: str) -> str:

@@ -16,7 +16,6 @@ objects instead of one by one.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable, Sequence
 from operator import itemgetter
@@ -26,7 +25,7 @@ from urllib.parse import unquote_plus
 import orjson
 
 from regard.watch.event import Signal, Value
-from regard.watch.events.duplicates import has_duplicate_keys
+from regard.watch.events.duplicates import count_keys
 from regard.watch.events.ids import ID, OTHER, id_class
 
 MAX_KEY = 64  # characters of a key in a path
@@ -94,7 +93,7 @@ class Flattener:
     """Makes leaves of objects.
 
     Args:
-        max_depth: Deepest nesting. What lies deeper becomes one leaf, its JSON text.
+        max_depth: Deepest nesting. What lies deeper becomes one leaf, `{...}` or `[...]`.
         max_leaves: Most leaves; the rest is left out.
         max_string: Longest string in characters; longer ones are cut.
         ignore: Paths that are left out, with all beneath them.
@@ -109,12 +108,15 @@ class Flattener:
         self.ignore = frozenset(ignore)
         self._start_tree()
 
-    def flatten(self, content: dict[str, Any], text: bytes) -> tuple[Leaves, int]:
+    def flatten(
+        self, content: dict[str, Any], has_json: bool, has_long: bool
+    ) -> tuple[Leaves, int]:
         """The leaves of an object, and the number of keys in it and beneath it.
 
         Args:
             content: The object.
-            text: The JSON that it was parsed from, or any text that contains its strings.
+            has_json: Whether strings of it may be JSON objects or arrays.
+            has_long: Whether strings of it may be longer than `max_string`.
         """
         if self.nodes > MAX_NODES:
             self._start_tree()
@@ -125,9 +127,9 @@ class Flattener:
         self.decoded_json = False
         self.add_object(content, self.root, 0)
         keys = self.keys
-        if self.decoded_json or b'"{' in text or b'"[' in text:
+        if has_json or self.decoded_json:
             self.parse_embedded_json()
-        if len(text) > self.max_string:
+        if has_long:
             self.cut_strings()
         if len(self.paths) > self.max_leaves:
             self.signals.append(Signal("too_many_leaves", self.paths[self.max_leaves]))
@@ -180,10 +182,10 @@ class Flattener:
         self.values.append(value)
 
     def add_deep(self, value: Any, node: PathNode, depth: int) -> None:
-        """Add what is nested too deep as one leaf, its JSON text."""
+        """Add what is nested too deep as one leaf."""
         self.keys += count_parsed_keys(value)
         self.paths.append(node.path)
-        self.values.append(orjson.dumps(value).decode()[: self.max_string])
+        self.values.append("{...}" if isinstance(value, dict) else "[...]")
         self.signals.append(Signal("too_deep", node.path))
 
     def skip(self, value: Any, node: PathNode, depth: int) -> None:
@@ -230,7 +232,7 @@ class Flattener:
         name = OTHER if len(key) > MAX_KEY else id_class(key) or key
         child = node.children.get(name)
         if child is None:
-            shown = name if name != key or PLAIN_KEY.fullmatch(key) else json.dumps(key)
+            shown = name if name != key or PLAIN_KEY.fullmatch(key) else orjson.dumps(key).decode()
             path = f"{node.path}.{shown}" if node.path else shown
             child = node.children[name] = self.make_node(path, role_of(key))
         return child
@@ -328,7 +330,7 @@ class Flattener:
                 if node is None:
                     node = self.embedded[path] = self.make_node(path, "")
                 self.adder(content, node, 0)(content, node, 0)
-                if has_duplicate_keys(str(text).encode(), self.keys - keys):
+                if count_keys(str(text).encode()) != self.keys - keys:
                     self.signals.append(Signal("duplicate_key", path))
             for index, _ in reversed(parsed):
                 del self.paths[index], self.values[index]

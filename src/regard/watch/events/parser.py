@@ -9,7 +9,7 @@ from typing import Any
 from regard.errors import did_you_mean
 from regard.watch.event import Event, Signal
 from regard.watch.events.dead_letters import DeadLetters
-from regard.watch.events.duplicates import find_duplicate_keys, has_duplicate_keys
+from regard.watch.events.duplicates import count_keys, find_duplicate_keys
 from regard.watch.events.fields import FieldExpression
 from regard.watch.events.formats import FORMATS
 from regard.watch.events.formats.format import Content, Format
@@ -128,15 +128,25 @@ class EventParser:
         """Add the event of a JSON value, or the events that its format makes of it."""
         if not isinstance(content, dict):
             self.dead_letters.add(source, "not a JSON object", text)
-        elif self.unpack is None:
-            events.append(self._event(content, text, source, signals, check_keys=True))
+            return
+        has_json = b'"{' in text or b'"[' in text
+        has_long = len(text) > self.settings.max_string
+        if self.unpack is None:
+            event, keys = self._event(content, has_json, has_long, source, signals)
+            unpacked = [event]
         else:
-            if has_duplicate_keys(text, count_parsed_keys(content)):
-                signals = [*signals, *self._duplicate_keys(text)]
-            unpacked = self.unpack(content)
-            for index, one in enumerate(unpacked):
-                name = source if len(unpacked) == 1 else f"{source}#{index}"
-                events.append(self._event(one, text, name, signals))
+            keys = count_parsed_keys(content)
+            contents = self.unpack(content)
+            names = [f"{source}#{index}" for index in range(len(contents))]
+            unpacked = [
+                self._event(one, has_json, has_long, name, signals)[0]
+                for one, name in zip(contents, names if len(names) > 1 else [source], strict=True)
+            ]
+        if count_keys(text) != keys:
+            duplicates = tuple(self._duplicate_keys(text))
+            for event in unpacked:
+                event.signals += duplicates
+        events += unpacked
 
     def _parse_line(self, data: bytes, source: str, events: list[Event]) -> None:
         """Add the event of a line of text."""
@@ -144,7 +154,7 @@ class EventParser:
             reason = f"longer than {self.settings.max_bytes:,} bytes"
             self.dead_letters.add(source, reason, data)
             return
-        signals = []
+        signals: list[Signal] = []
         try:
             line = data.decode()
         except UnicodeDecodeError:
@@ -155,28 +165,22 @@ class EventParser:
         assert self.read_line is not None
         content = self.read_line(line) if line else None
         if content is not None:
-            events.append(self._event(content, data, source, signals))
+            has_long = len(data) > self.settings.max_string
+            events.append(self._event(content, b'"{' in data, has_long, source, signals)[0])
         elif line:
             self.dead_letters.add(source, f"not a line of the format {self.format.name}", data)
 
     def _event(
-        self,
-        content: Content,
-        text: bytes,
-        source: str,
-        signals: list[Signal],
-        check_keys: bool = False,
-    ) -> Event:
-        """The event of an object."""
-        leaves, keys = self.flattener.flatten(content, text)
-        signals = [*signals, *leaves.signals]
-        if check_keys and has_duplicate_keys(text, keys):
-            signals += self._duplicate_keys(text)
+        self, content: Content, has_json: bool, has_long: bool, source: str, signals: list[Signal]
+    ) -> tuple[Event, int]:
+        """The event of an object, and the number of keys in it; see `Flattener.flatten`."""
+        leaves, keys = self.flattener.flatten(content, has_json, has_long)
+        found = [*signals, *leaves.signals]
         seconds = parse_time(self.time(content))
         if seconds is None:
             seconds = time()
-            signals.append(Signal("time_missing", ""))
-        return Event(
+            found.append(Signal("time_missing", ""))
+        event = Event(
             time=seconds,
             entity=self.entity.name(content),
             endpoint=self.endpoint.endpoint(content),
@@ -184,8 +188,9 @@ class EventParser:
             values=leaves.values,
             source=source,
             tenant="" if self.tenant is None else self.tenant.name(content),
-            signals=tuple(signals),
+            signals=tuple(found),
         )
+        return event, keys
 
     def _duplicate_keys(self, text: bytes) -> list[Signal]:
         """Signals for the keys that occur twice in a JSON text."""

@@ -14,7 +14,7 @@ LIST_KEY = re.compile(rb'"(?:Records|resourceSpans|resourceLogs)"\s*:\s*\Z')
 LOG_KEY = re.compile(rb'"log"\s*:\s*\Z')
 ENTRIES_KEY = re.compile(rb'"entries"\s*:\s*\Z')
 LOOK_BACK = 256  # bytes before a bracket in which its key is looked for
-SEPARATORS = b" \t\r\n,\x1e\xef\xbb\xbf"  # RFC 7464 separates texts by 1E; a BOM may come first
+SEPARATORS = b" \t\r\n,\x00\x1e\xef\xbb\xbf"  # RFC 7464 separates texts by 1E; a BOM may lead
 MAX_BETWEEN = 1 << 16
 
 BETWEEN, ELEMENT, OUTSIDE = "between", "element", "outside"

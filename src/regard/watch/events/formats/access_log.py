@@ -21,7 +21,8 @@ from regard.watch.events.formats.text_lines import (
 MAX_EXTRA = 16  # fields after the user agent
 QUOTED = r'"((?:[^"\\]|\\.)*)"'
 LINE = re.compile(
-    r"(?:(\S+) )?(\S+) (\S+) ([^\[\]]{1,256}) \[([^\]]{20,30})\] "  # host, address, ident, user
+    r"(?:(\S+) (?=\S+ - ))?(\S+) (\S+) ([^\[\]]{1,256}) "  # host, address, ident, user
+    r"\[([^\]]{20,30})\] "
     rf"{QUOTED} (\d{{3}}|-) (\d+|-)(?: {QUOTED} {QUOTED})?(.*)"
 )
 

@@ -8,7 +8,7 @@ from regard.watch.events.formats.format import Format
 ENTITY = (
     "user_id|userId|user.id|request.user|request.user_id|username|user_name|user.name|user.email"
     "|user|principal|account_id|account|actor.id|actor|subject|sub|api_key|client_id|session_id"
-    "|SubjectUserName|TargetUserName|User|remote_user|client_ip|clientIp|remote_addr|remote_ip"
+    "|SubjectUserName|TargetUserName|AccountName|User|remote_user|client_ip|clientIp|remote_addr|remote_ip"
     "|source_ip|src_ip|x_forwarded_for|ip|host|Hostname"
 )
 ENDPOINT = (
