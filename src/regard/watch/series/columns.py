@@ -24,6 +24,7 @@ FEWEST_VALUES = 10
 UNIQUE = 0.995  # a path whose values are never repeated is the id of a request
 BITS = 256  # of a bitmap that counts distinct values
 MOST_ROLES = 20_000
+GOLDEN = 2_654_435_769  # 2³² / φ, of Fibonacci hashing
 
 OTHER_ROLE, STATUS_ROLE, ERROR_ROLE, BYTES_ROLE, TIME_ROLE = range(5)
 
@@ -138,7 +139,9 @@ def as_number(value: Value) -> float | None:
 
 def hash_bit(text: str) -> int:
     """A bitmap with one bit set."""
-    return 1 << zlib.crc32(text.encode("utf-8", "surrogatepass")) % BITS
+    checksum = zlib.crc32(text.encode("utf-8", "surrogatepass"))
+    mixed = checksum * GOLDEN & 0xFFFFFFFF  # the checksums of successive numbers are not random
+    return 1 << (mixed >> 16) % BITS
 
 
 def count_bits(bitmap: int) -> float:

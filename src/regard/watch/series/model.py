@@ -21,7 +21,9 @@ LEAST_VARIANCE = 0.01  # of a direction in which the standardised rows hardly va
 WINDOW_SIZE = 100  # numbers in a window of all lags
 ROWS_PER_LAG = 10
 HELD_OUT = 0.2  # share of the rows, the newest, that chooses seasons and components
+LARGEST_LESSON = 5.0  # standard deviations from the mean that `update` learns from
 TYPICAL_OUTLIER = 25.0  # squared deviation per number; one outlier must not choose the model
+LEAST_GAIN = 1e-3  # of the loss per number that one more component must win
 LEAST_MEMORY = 200  # rows
 
 
@@ -77,6 +79,8 @@ class SeriesModel:
             raise ValueError(f"a series needs 2 rows and 1 column to learn from, not {n} and {d}")
         fits = max(1, min(WINDOW_SIZE // d, n // ROWS_PER_LAG))
         self.lags = fits if self.requested_lags is None else self.requested_lags
+        if n <= self.lags:
+            raise ValueError(f"lags={self.lags} needs more than {n} rows to learn from")
         self.memory = max(n, LEAST_MEMORY)
 
         self._choose_seasons(rows, clock)
@@ -87,17 +91,18 @@ class SeriesModel:
         self.scale = np.maximum(spread, LEAST_SCALE * (high - low))
         self.scale = np.where(high > low, self.scale, constant)
 
-        windows = self._windows(self._standardise(rows, clock), history=None)
-        split = n - max(1, round(n * HELD_OUT))
-        self._set_gaussian(*_moments(windows[:split]), components=None)
+        standardised = self._standardise(rows, clock)
+        windows = self._windows(standardised)
+        split = len(windows) - max(1, round(len(windows) * HELD_OUT))
+        self._set_gaussian(*_moments(windows[: max(split, 1)]), components=0)
         self.components = self._choose_components(windows[split:])
         self._set_gaussian(*_moments(windows), components=self.components)
-        self.tail = windows[-1].reshape(self.lags, d)[1:]
+        self.tail = standardised[n - self.lags + 1 :]
 
     def score(
         self, values: npt.ArrayLike, times: npt.ArrayLike | None = None, *, continues: bool = False
     ) -> SeriesScores:
-        """Scores of rows (n, d).
+        """Scores of rows (n, d). Windows of the first rows are shorter, and their bits fewer.
 
         Args:
             values: Numbers; NaN where one is missing.
@@ -108,30 +113,50 @@ class SeriesModel:
         d = len(self.scale)
         if rows.shape[1] != d:
             raise ValueError(f"the rows have {rows.shape[1]} columns, but those learned had {d}")
+        if not len(rows):
+            return SeriesScores(np.empty(0), np.empty((0, d)), np.empty((0, d)))
         standardised = self._standardise(rows, clock)
-        windows = self._windows(standardised, self.tail if continues else None) - self.mean
-        weighted = windows @ self.precision
-        distance = np.maximum((weighted * windows).sum(axis=1), 0.0)
-        own = np.diag(self.precision)[-d:]
-        surplus = weighted[:, -d:] / own
-        expected = (standardised - surplus) * self.scale + self._baseline(clock)
-        return SeriesScores(distance / (2 * math.log(2)), expected, weighted[:, -d:] / np.sqrt(own))
+        history = self.tail if continues else np.empty((0, d))
+        padded = np.concatenate([history, standardised])
+        shorter = range(len(history) + 1, min(self.lags, len(padded) + 1))
+        scored = [self._score_windows(padded[:count].reshape(1, -1)) for count in shorter]
+        if len(padded) >= self.lags:
+            scored.append(self._score_windows(self._windows(padded)))
+        bits, expected, deviations = (np.concatenate(part) for part in zip(*scored, strict=True))
+        return SeriesScores(bits, expected * self.scale + self._baseline(clock), deviations)
+
+    def _score_windows(self, windows: Floats) -> tuple[Floats, Floats, Floats]:
+        """Bits, expected standardised values of the newest rows, and deviations from them.
+
+        Args:
+            windows: (n, r · d), of r rows; if r is below `lags`, those before are unknown.
+        """
+        d, size = len(self.scale), windows.shape[1]
+        precision = self.precision
+        if size < len(self.mean):
+            precision = np.linalg.inv(np.linalg.inv(self.precision)[-size:, -size:])
+        centred = windows - self.mean[-size:]
+        weighted = centred @ precision
+        distance = np.maximum((weighted * centred).sum(axis=1), 0.0)
+        own = np.diag(precision)[-d:]
+        expected = windows[:, -d:] - weighted[:, -d:] / own
+        return distance / (2 * math.log(2)), expected, weighted[:, -d:] / np.sqrt(own)
 
     def update(self, values: npt.ArrayLike, times: npt.ArrayLike | None = None) -> None:
         """Learn from further normal rows (n, d), which follow the last ones."""
         rows, clock = _as_rows(values, times)
         if not len(rows):
             return
-        d = len(self.scale)
-        standardised = self._standardise(rows, clock)
-        windows = self._windows(standardised, self.tail)
+        padded = np.concatenate([self.tail, self._standardise(rows, clock)])
+        reach = LARGEST_LESSON * np.sqrt(np.maximum(np.diag(self.covariance), LEAST_VARIANCE))
+        windows = np.clip(self._windows(padded), self.mean - reach, self.mean + reach)
         share = min(len(rows) / self.memory, 0.5)
         mean, covariance = _moments(windows)
         shift = mean - self.mean
         mixed = (1 - share) * self.covariance + share * covariance
         mixed += share * (1 - share) * np.outer(shift, shift)
         self._set_gaussian(self.mean + share * shift, mixed, components=self.components)
-        self.tail = windows[-1].reshape(self.lags, d)[1:]
+        self.tail = padded[len(padded) - self.lags + 1 :]
         self._move_seasons(rows, clock)
 
     # ------------------------------------------------------------------------------------ season
@@ -187,26 +212,16 @@ class SeriesModel:
         residual = (rows - self._baseline(clock)) / self.scale
         return np.clip(np.nan_to_num(residual), -LARGEST_DEVIATION, LARGEST_DEVIATION)
 
-    def _windows(self, standardised: Floats, history: Floats | None) -> Floats:
-        """Windows (n, lags · d) of rows (n, d): the oldest row first.
+    def _windows(self, standardised: Floats) -> Floats:
+        """Windows (n − lags + 1, lags · d) of rows (n, d): the oldest row first."""
+        views = np.lib.stride_tricks.sliding_window_view(standardised, self.lags, axis=0)
+        return np.ascontiguousarray(views.transpose(0, 2, 1)).reshape(len(views), -1)
 
-        Args:
-            history: The lags − 1 rows before; None: the first row stands for them.
-        """
-        n, d = standardised.shape
-        if history is None:
-            history = np.repeat(standardised[:1], self.lags - 1, axis=0)
-        padded = np.concatenate([history, standardised])
-        views = np.lib.stride_tricks.sliding_window_view(padded, self.lags, axis=0)
-        return np.ascontiguousarray(views.transpose(0, 2, 1)).reshape(n, self.lags * d)
-
-    def _set_gaussian(self, mean: Floats, covariance: Floats, *, components: int | None) -> None:
-        """Set mean and covariance; with a number of components also the precision, σ² included."""
+    def _set_gaussian(self, mean: Floats, covariance: Floats, *, components: int) -> None:
+        """Set mean and covariance, and the precision with so many components."""
         self.mean, self.covariance = mean, covariance
         variances, vectors = np.linalg.eigh(covariance)
         self._variances, self._vectors = np.maximum(variances[::-1], 0.0), vectors[:, ::-1]
-        if components is None:
-            return
         noise = _noise(self._variances, components)
         largest = np.maximum(self._variances[:components], noise)
         first = self._vectors[:, :components]
@@ -220,7 +235,6 @@ class SeriesModel:
         projected = (centred @ self._vectors) ** 2
         rest = (centred**2).sum(axis=1)
         best, best_loss = 0, math.inf
-        explained = np.zeros(len(windows))  # Σ projected / variance over the components so far
         for k in range(size):
             noise = _noise(self._variances, k)
             largest = np.maximum(self._variances[:k], noise)
@@ -228,7 +242,7 @@ class SeriesModel:
             distance = explained + (rest - projected[:, :k].sum(axis=1)) / noise
             typical = np.minimum(distance, TYPICAL_OUTLIER * size).mean()
             loss = typical + np.log(largest).sum() + (size - k) * math.log(noise)
-            if loss < best_loss:
+            if loss < best_loss - LEAST_GAIN * size:
                 best, best_loss = k, float(loss)
         return best
 
