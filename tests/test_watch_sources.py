@@ -493,11 +493,11 @@ def test_redis_restart(redis_server):
     first = drain(source, 2)
     redis_server.server.kill()
     source.acknowledge([first[0].id])
-    assert source.read(10, timeout=0.2) == []
+    assert source.read(10, timeout=0.5) == [] and source.problem
     redis_server.server.start()
     wait_for(redis_server.client.ping)
     redis_server.add(2)
-    assert numbers(drain(source, 1)) == [2]
+    assert numbers(drain(source, 1)) == [2] and not source.problem
     assert redis_server.client.xpending("requests", "g")["pending"] == 2
     redis_server.client.flushall()  # the group is gone
     redis_server.add(3)
@@ -566,11 +566,11 @@ def test_nats_restart(nats_server):
     first = drain(source, 2)
     source.acknowledge([first[0].id])
     nats_server.server.kill()
-    assert source.read(10, timeout=0.2) == []
+    assert source.read(10, timeout=1.0) == [] and source.problem
     nats_server.server.start()
     time.sleep(0.1)
     wait_for(lambda: nats_server.add(2))
-    assert 2 in numbers(drain(source, 2, seconds=4))
+    assert 2 in numbers(drain(source, 2, seconds=4)) and not source.problem
     source.close()
 
 

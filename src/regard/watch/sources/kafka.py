@@ -12,6 +12,7 @@ from regard.watch.sources.source import Record, Source, SourceError
 
 EXAMPLE = "kafka://host:9092/requests?group=regard"
 CONNECT_SECONDS = 10.0
+PROBE_SECONDS = 0.5
 
 
 class KafkaSource(Source):
@@ -57,12 +58,14 @@ class KafkaSource(Source):
         self.pending: PendingRecords[int, int] = PendingRecords()
         self.replay_from = None if replay is None else int((time() - replay) * 1_000)
         self.committed: dict[int, int] = {}  # offset by partition
+        self.down = False
         settings = {
             "bootstrap.servers": parsed.host,
             "group.id": parsed.options["group"],
             "auto.offset.reset": starts[parsed.options["start"]],
             "enable.auto.commit": False,
             "log_level": 0,
+            "error_cb": self._note_error,
             **parsed.extra,
         }
         try:
@@ -123,6 +126,21 @@ class KafkaSource(Source):
         except self.kafka.KafkaException:
             return None
         return lag
+
+    @property
+    def problem(self) -> str:
+        """That no broker answers."""
+        if self.down:
+            try:
+                self.consumer.list_topics(self.topic, PROBE_SECONDS)
+                self.down = False
+            except self.kafka.KafkaException:
+                return f"{self.name} does not answer."
+        return ""
+
+    def _note_error(self, error: Any) -> None:
+        """Called by the client for errors that are of no message."""
+        self.down = self.down or error.code() == self.kafka.KafkaError._ALL_BROKERS_DOWN
 
     def _assign(self, consumer: Any, partitions: list[Any]) -> None:
         """Take over partitions; where asked for, from an earlier time."""

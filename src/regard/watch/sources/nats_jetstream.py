@@ -142,7 +142,7 @@ class NatsSource(Source):
     @property
     def problem(self) -> str:
         """That the server does not answer."""
-        return f"{self.name} does not answer." if self.back_off.failures > 2 else ""
+        return "" if self.client.is_connected else f"{self.name} does not answer."
 
     def _call(self, coroutine: Coroutine[Any, Any, Any]) -> Any:
         """The result of a coroutine in the event loop of the client."""
