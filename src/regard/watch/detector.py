@@ -204,6 +204,8 @@ class Detector:
             calibrator = self.part_calibrators[level.name]
             calibrator.extend(level.group_names())
             p = calibrator.p_values(surprise.groups, surprise.bits).p
+            if level.bits_bound_p:
+                p = np.maximum(p, np.exp2(-np.clip(surprise.bits, 0, 900)))
             level_score = -np.log2(harmonic_mean_p(p, surprise.offsets))
             level_p = self.event_calibrator.p_values(np.full(len(events), number), level_score).p
             level_scores, offsets = level_score.tolist(), surprise.offsets.tolist()

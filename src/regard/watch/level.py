@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -74,6 +74,7 @@ class Level(ABC):
     """
 
     name: str
+    bits_bound_p: ClassVar[bool] = False  # whether a part with b bits has no p-value below 2 ** -b
 
     @abstractmethod
     def fit(self, events: Sequence[Event]) -> None:

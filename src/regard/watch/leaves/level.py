@@ -12,7 +12,10 @@ three constants it is not, and what it looks like counts in both.
 
 The surprise of a leaf is how many bits that is beyond what is usual for its path at its endpoint,
 which is measured while learning: each portion of events is scored before it is counted. So bits of
-identifiers, constants and numbers can be compared. Less than one bit is none.
+identifiers, constants and numbers can be compared.
+
+An unusual set of keys is as surprising as its combination is new at its endpoint, or as its rarest
+key is.
 """
 
 from __future__ import annotations
@@ -41,7 +44,7 @@ _KIND_BITS = np.array([0.0, 0.0, 0.0, 1.0, 0.0])  # of a value that no model loo
 # Parts that every event has, before its leaves: their calibration groups.
 HEAD = ("endpoint", "unseen_key", "missing_key", "size", "signal")
 SIGNAL = HEAD.index("signal")
-SIZE_PATH = "(number of leaves)"
+SIZE_PATH = "(number of repeated leaves)"
 
 MAX_ENDPOINTS, MAX_PATHS, MAX_CONTEXTS = 8_192, 16_384, 65_536
 MAX_MEMO, MAX_SHAPE_MEMO = 400_000, 20_000
@@ -53,7 +56,6 @@ MEASURED = 4_096  # values of each portion whose bits are measured
 KNOWN_VALUES = 16  # of a context, before the bits of its values are measured
 USUAL_PRIOR = 4.0  # weight of the usual bits of a path in those of a context
 MAX_MEASURED = 20_000.0  # weight at which the older half of the usual bits is forgotten
-LEAST_BITS = 1.0
 
 Key = str | tuple[type, Value]
 """A value by which a dict tells 1 from 1.0 and True: strings are as they are."""
@@ -123,6 +125,7 @@ class LeafLevel(Level):
     """
 
     name = "leaf"
+    bits_bound_p = True
 
     def __init__(self, settings: WatchSettings) -> None:
         self.settings = settings
@@ -180,7 +183,8 @@ class LeafLevel(Level):
         for event in events:
             shape = (event.tenant, event.endpoint, tuple(event.paths))
             pairs.update(zip(contexts[shape], map(make_key, event.values), strict=False))
-            pairs[contexts[shape][-1], (int, len(event.paths))] += 1
+            repeated = len(contexts[shape]) - len(set(contexts[shape]))
+            pairs[contexts[shape][-1], (int, repeated)] += 1
             if event.signals:
                 schema = self._schema(event.tenant, event.endpoint)
                 for kind in {signal.kind for signal in event.signals}:
@@ -391,8 +395,7 @@ class LeafLevel(Level):
             self._remember(contexts, paths, values, computed)
         if not events:
             return Surprise(np.array(offsets), np.zeros(0, np.int32), flat)
-        flat -= np.concatenate(usual)
-        flat[flat < LEAST_BITS] = 0.0
+        flat = np.maximum(flat - np.concatenate(usual), 0.0)
         return Surprise(np.array(offsets), np.concatenate(groups), flat)
 
     def value_bits(
@@ -465,7 +468,7 @@ class LeafLevel(Level):
         unseen, missing = self._key_findings(schema, tenant, paths)
         keys = map(_memo_key, contexts, path_ids)
         of_leaves = self._usual_bits(np.array(contexts, np.int64), np.array(path_ids, np.int64))
-        size_bits, usual_size = self._size_bits(schema, len(paths))
+        size_bits, usual_size = self._size_bits(schema, len(paths) - len(set(paths)))
         layout = _Layout(
             groups=np.array(
                 [
@@ -497,13 +500,13 @@ class LeafLevel(Level):
             return 0.0
         return log2(total / (schema.events if schema and schema.events else len(self.schemas)))
 
-    def _size_bits(self, schema: EndpointSchema | None, leaves: int) -> tuple[float, float]:
-        """Surprise of the number of leaves, and what is usual."""
+    def _size_bits(self, schema: EndpointSchema | None, repeated: int) -> tuple[float, float]:
+        """Surprise of the number of leaves that share a path with one before, and what is usual."""
         if schema is None or SIZE_PATH not in schema.contexts:
             return 0.0, 0.0
         context = np.array([schema.contexts[SIZE_PATH]])
         path = self.context_paths[context]
-        bits = self.value_bits(context.tolist(), path.tolist(), [leaves])
+        bits = self.value_bits(context.tolist(), path.tolist(), [repeated])
         return float(bits[0]), float(self._usual_bits(context, path)[0])
 
     def _signal_bits(self, event: Event) -> float:
@@ -516,26 +519,22 @@ class LeafLevel(Level):
         """Keys that are unusual at an endpoint, and keys that are missing; the most surprising
         first."""
         if schema is None or not schema.events:
-            once = log2(self.events + 1) if self.events else 0.0
-            new = [path for path in paths if (tenant, path) not in self.path_ids]
-            return [_KeyFinding(path, once) for path in dict.fromkeys(new)], []
+            new = [path for path in dict.fromkeys(paths) if (tenant, path) not in self.path_ids]
+            return [_KeyFinding(path, self._new_path_bits()) for path in new], []
         shape = frozenset(schema.contexts[path] for path in paths if path in schema.contexts)
         unknown = [path for path in dict.fromkeys(paths) if path not in schema.contexts]
         names = {context: path for path, context in schema.contexts.items()}
         nearest = schema.nearest_shape(shape)
         more, less = shape - nearest, nearest - shape
-        new_shape = schema.new_shape_bits(shape, len(unknown))
-        differences = len(more) + len(less) + len(unknown)
+        new_shape = schema.new_shape_bits()
         unseen = [
-            _KeyFinding(path, schema.unseen_key_bits() + (new_shape if differences else 0))
-            for path in unknown
-        ]
-        unseen += [
-            _KeyFinding(names[each], schema.present_bits(each) + new_shape * (each in more))
+            _KeyFinding(path, max(schema.unseen_key_bits(), new_shape)) for path in unknown
+        ] + [
+            _KeyFinding(names[each], max(schema.present_bits(each), new_shape * (each in more)))
             for each in shape
         ]
         missing = [
-            _KeyFinding(names[each], schema.missing_bits(each) + new_shape * (each in less))
+            _KeyFinding(names[each], max(schema.missing_bits(each), new_shape * (each in less)))
             for each in schema.presence
             if each not in shape
         ]
@@ -543,6 +542,15 @@ class LeafLevel(Level):
             sorted(unseen, key=lambda each: -each.bits),
             sorted(missing, key=lambda each: -each.bits),
         )
+
+    def _new_path_bits(self) -> float:
+        """Surprise that a new endpoint has a path that no other one has, from the number of paths
+        that only one endpoint has."""
+        if not self.schemas:
+            return 0.0
+        used = np.bincount(self.context_paths[: len(self.top_values)])
+        alone = int((used == 1).sum())
+        return max(log2((len(self.schemas) + 1) / (alone + 0.5)), 0.0)
 
     # Explanations
 
@@ -570,8 +578,13 @@ class LeafLevel(Level):
             return self._explain_key(event, kind, path, schema, bits)
         if kind == "size":
             expected = self._expected(schema, SIZE_PATH)
-            text = f"the event has {len(event.paths):,} leaves; usually {_list_values(expected)}"
-            return Finding(self.name, kind, "", len(event.paths), bits, 1.0, expected, text)
+            path, count = Counter(event.paths).most_common(1)[0] if event.paths else ("", 0)
+            repeated = len(event.paths) - len(set(event.paths))
+            text = (
+                f"{repeated:,} leaves are further elements of arrays, most of them at {path}; "
+                f"usually {_list_values(expected)}"
+            )
+            return Finding(self.name, kind, path, count, bits, 1.0, [], text)
         worst = max(
             event.signals,
             key=lambda signal: schema.signal_bits(signal.kind) if schema else 0.0,

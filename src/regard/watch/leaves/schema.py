@@ -42,15 +42,9 @@ class EndpointSchema:
                 del self.shapes[min(self.shapes, key=self.shapes.__getitem__)]
         self.shapes[shape] = self.shapes.get(shape, 0) + events
 
-    def new_shape_bits(self, shape: frozenset[int], unseen: int) -> float:
-        """Surprise that this combination of keys is new; 0 if it is known.
-
-        Args:
-            unseen: Number of keys beside the shape that this endpoint never had.
-        """
-        if not self.events or (not unseen and shape in self.shapes):
-            return 0.0
-        return log2((self.events + self.shape_types) / max(self.shape_types, 0.5))
+    def new_shape_bits(self) -> float:
+        """Surprise of a combination of keys that is new."""
+        return log2((self.events + self.shape_types) / self.shape_types)
 
     def nearest_shape(self, shape: frozenset[int]) -> frozenset[int]:
         """The known shape that differs in the fewest keys; the more frequent of two."""
