@@ -119,7 +119,7 @@ def follow(
     Example: regard watch follow redis://localhost/requests --model shop.watch
     """
     with user_errors(), source_errors():
-        from regard.train.lock import lock_folder
+        from regard.folder_lock import lock_folder
         from regard.watch.follow.follower import Follower, FollowSettings
         from regard.watch.follow.metrics import serve_metrics
         from regard.watch.follow.state_folder import (

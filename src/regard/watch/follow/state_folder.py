@@ -8,9 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit, urlunsplit
 
+from regard.folder_lock import LOCK_FILE
 from regard.json_files import PARTIAL_PREFIX, CorruptFile
 from regard.output_folders import check_output_folder
-from regard.train.lock import LOCK_FILE
 from regard.watch.detector import Detector
 from regard.watch.follow.database import DATABASE_FILE
 from regard.watch.follow.store import WatchStore
