@@ -462,11 +462,35 @@ def print_report(report: LearnReport) -> None:
         shares = facts_of_level["held_out_rates"].values()
         rates.add_row(level, *(f"{share:.2%}" for share in shares))
     console().print(rates)
+    print_self_test(report.self_test)
     for level, facts_of_level in report.levels.items():
         if "network" in facts_of_level:
             echo(f"{level}: {facts_of_level['network']}")
     for note in report.notes:
         echo(f"note: {note}")
+
+
+def print_self_test(results: dict[str, dict[str, Any]]) -> None:
+    """What was found of planted edits, by level."""
+    if not results:
+        return
+    table = Table(
+        title="Edits planted into held-out events: share found with 1 % false alarms",
+        title_justify="left",
+    )
+    levels = list(next(iter(results.values()))["by_level"])
+    for name in ("", "edits", "found", *levels, "leaf named first"):
+        table.add_column(name, justify="right" if name else "left")
+    for kind, result in results.items():
+        hit = result["hit_at_1"]
+        table.add_row(
+            kind.replace("_", " "),
+            str(result["edits"]),
+            f"{result['found']:.0%}",
+            *(f"{result['by_level'][level]:.0%}" for level in levels),
+            "" if hit is None else f"{hit:.0%}",
+        )
+    console().print(table)
 
 
 def print_alerts(

@@ -6,14 +6,12 @@ import hashlib
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from regard.watch.budget import DAY
 from regard.watch.detector import (
-    LEVEL_CLASSES,
     Detector,
     EntityStates,
     OnProgress,
@@ -22,7 +20,11 @@ from regard.watch.detector import (
 )
 from regard.watch.event import Event
 from regard.watch.level import Level
+from regard.watch.self_test import run_self_test
 from regard.watch.settings import WatchSettings
+
+if TYPE_CHECKING:
+    from regard.watch.network import LevelReport
 
 # Shares of the events, in order of time: the levels are fitted on the first; the second gives the
 # calibration of parts, the third that of levels and events; the last is held out.
@@ -32,6 +34,7 @@ PORTION = 256
 MIN_EVENTS = 40
 SHORT_SPAN = 3_600.0
 REPORTED_P = (0.05, 0.01, 0.001)
+SELF_TEST_EVENTS, SELF_TEST_EDITS = 20_000, 50
 
 
 @dataclass
@@ -56,6 +59,8 @@ class LearnReport:
         held_out_alerts: Alerts among the held-out events, of any status.
         levels: For each level the number of its calibration groups ("groups"), the share of
             held-out events with small p ("held_out_rates"), and what became of its network.
+        self_test: What is found of edits planted into the held-out events, by kind; see
+            `regard.watch.self_test.SelfTest`.
         notes: What the user should know.
     """
 
@@ -75,6 +80,7 @@ class LearnReport:
     held_out_rates: dict[str, float]
     held_out_alerts: dict[str, int]
     levels: dict[str, dict[str, Any]] = field(default_factory=dict)
+    self_test: dict[str, dict[str, Any]] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
@@ -122,6 +128,9 @@ def learn_detector(
     later, held_out = known[ends[1] : ends[2]], known[ends[2] :]
 
     levels = fit_levels(fit, settings, on_progress, secret)
+    networks: list[LevelReport] = []
+    if settings.mixer is not None:
+        levels, networks = fit_networks(levels, fit, settings, on_progress)
     detector = Detector(
         settings,
         levels,
@@ -156,7 +165,21 @@ def learn_detector(
         on_progress("check", done, total)
     detector.known_endpoints = dict(endpoints)
     detector.states = {key: dict(state) for key, state in states.items()}
-    return Learned(detector, _report(detector, known, read - len(known), checked))
+    on_progress("self-test", 0, 1)
+    report = _report(detector, known, read - len(known), checked)
+    report.self_test = {
+        kind: asdict(result)
+        for kind, result in run_self_test(
+            detector,
+            known[: ends[2]][-SELF_TEST_EVENTS:],
+            checked,
+            edits=SELF_TEST_EDITS,
+            seed=settings.seed,
+        ).items()
+    }
+    for each in networks:
+        report.levels[each.level]["network"] = each.describe()
+    return Learned(detector, report)
 
 
 def fit_levels(
@@ -165,8 +188,6 @@ def fit_levels(
     """The levels of the settings, fitted."""
     levels = []
     for i, name in enumerate(settings.levels):
-        if find_spec(LEVEL_CLASSES[name].partition(":")[0]) is None:
-            continue
         on_progress(f"fit {name}", i, len(settings.levels))
         level = load_level_class(name)(settings)
         if secret and hasattr(level, "secret"):
@@ -174,6 +195,19 @@ def fit_levels(
         level.fit(events)
         levels.append(level)
     return levels
+
+
+def fit_networks(
+    levels: list[Level], events: Sequence[Event], settings: WatchSettings, on_progress: OnProgress
+) -> tuple[list[Level], list[LevelReport]]:
+    """The levels with networks where these help, and what came of each; see
+    `regard.watch.network`."""
+    from regard.watch.network import NetworkSettings, fit_network_levels, parse_mixers
+
+    assert settings.mixer is not None
+    mixers = parse_mixers(settings.mixer)
+    network_settings = NetworkSettings(**mixers, seed=settings.seed)
+    return fit_network_levels(levels, events, network_settings, on_progress=on_progress)
 
 
 def measure_volume(events: Sequence[Event]) -> float:

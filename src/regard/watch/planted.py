@@ -65,7 +65,7 @@ class EditPlanter:
         edit: Callable[[Event], tuple[Event, str] | None] = getattr(self, f"_{kind}")
         places = list(range(len(events)))
         self.rng.shuffle(places)
-        planted = []
+        planted: list[PlantedEdit] = []
         for place in places:
             changed = edit(events[place]) if len(planted) < count else None
             if changed is not None:
