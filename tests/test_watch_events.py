@@ -1,12 +1,14 @@
 """Events of `regard watch`: limits, leaves, duplicate keys, formats, fields, dead letters."""
 
 import base64
+import importlib
 import importlib.util
 import json
 import math
 import shutil
 import socket
 import subprocess
+import sys
 import time
 import tracemalloc
 from datetime import UTC, datetime
@@ -268,6 +270,15 @@ def test_repaired_json(line, values, signal):
         [signal] if signal else []
     )
     assert all(math.isfinite(v) for v in event.values if isinstance(v, float))
+
+
+def test_missing_package(monkeypatch):
+    """Fails if an installation without orjson is not told what to install."""
+    for name in [name for name in sys.modules if name.startswith("regard.watch.events")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "orjson", None)
+    with pytest.raises(ImportError, match=r"package orjson: pip install 'regard\[watch\]'"):
+        importlib.import_module("regard.watch.events")
 
 
 def test_several_events_on_a_line():

@@ -578,6 +578,11 @@ def test_nats_errors(nats_server):
     """Fails if a subject that no stream has, or a wrong option, gives no clear error."""
     with pytest.raises(SourceError, match="Cannot read nats:"):
         open_source(f"nats://127.0.0.1:{nats_server.port}/nothing", settings=SETTINGS)
+    open_source(nats_server.url, settings=SETTINGS).close()
+    with pytest.raises(
+        SourceError, match=r"'regard' of TRAFFIC reads 'requests\.>', not 'requests\.b'"
+    ):
+        open_source(nats_server.url.replace("%3E", "b"), settings=SETTINGS)
     with pytest.raises(SourceError, match="unknown option 'durible'; did you mean 'durable'"):
         open_source(f"{nats_server.url}?durible=a", settings=SETTINGS)
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import re
 from typing import NamedTuple, Protocol
-
-import orjson
 
 HEAD = 1 << 16  # bytes that tell how a file is cut
 MAX_KEPT = 4_096  # bytes of what is no event
@@ -87,8 +86,8 @@ def is_document(head: bytes) -> bool:
     line = line.rstrip()
     if newline or len(head) < HEAD:
         try:
-            orjson.loads(line)
-        except orjson.JSONDecodeError:
+            json.loads(line)
+        except (ValueError, RecursionError):
             return line[:1] in (b"{", b"[") and line[-1:] in (b"{", b"[", b",")
         return False
     return DOCUMENT_START.match(line) is not None

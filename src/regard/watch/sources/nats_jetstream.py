@@ -88,6 +88,9 @@ class NatsSource(Source):
         except (nats.errors.Error, OSError, TimeoutError) as error:
             self.close()
             raise SourceError(f"Cannot read {self.shown}: {describe(error)}") from None
+        except SourceError:
+            self.close()
+            raise
 
     def read(self, max_events: int, timeout: float) -> list[Record]:
         """The next records: replayed, delivered again, or new."""
@@ -169,9 +172,15 @@ class NatsSource(Source):
         self.subscription = await self.stream.pull_subscribe(
             self.subject, durable=self.options["durable"], stream=stream, config=config
         )
+        info = await self.subscription.consumer_info()
+        subjects = info.config.filter_subjects or [info.config.filter_subject]
+        if subjects != [self.subject]:
+            raise SourceError(
+                f"The consumer {self.options['durable']!r} of {stream} reads "
+                f"{', '.join(map(repr, subjects))}, not {self.subject!r}: choose another durable"
+            )
         if replay is None:
             return
-        info = await self.subscription.consumer_info()
         self.replay_end = info.delivered.stream_seq
         start = datetime.now(UTC) - timedelta(seconds=replay)
         self.replayed = await self.stream.pull_subscribe(

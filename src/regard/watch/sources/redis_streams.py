@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 from collections.abc import Iterable
 from time import monotonic, time
 from typing import Any
-
-import orjson
 
 from regard.watch.sources.broker_url import (
     BackOff,
@@ -239,4 +238,4 @@ class RedisSource(Source):
         if len(fields) == 1:
             return Record(next(iter(fields.values())), name)
         texts = {k.decode(errors="replace"): v.decode(errors="replace") for k, v in fields.items()}
-        return Record(orjson.dumps(texts), name)
+        return Record(json.dumps(texts).encode(), name)

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 
-class SourceError(RuntimeError):
+class SourceError(ValueError):
     """A source that cannot be opened or read. The message says what to do."""
 
 
