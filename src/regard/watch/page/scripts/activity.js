@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { address } from "./main.js";
-import { element, percent, select, shape, visible } from "./elements.js";
+import { element, percent, pictureWidth, select, shape, visible } from "./elements.js";
 
 const LABEL = 230; // pixels beside the circle for names
 const LONGEST = 34; // characters of a name
@@ -30,16 +30,16 @@ export async function showActivity(view, parameters) {
       (id) => { location.hash = address("activity", { tenant, alert: id }); })),
     element("p", { class: "muted" }, "Lines are steps from one endpoint to another, thicker the more often they are taken; point at one to read it.",
       chosen ? " The marked line with arrows is the odd path." : ""),
-    element("div", { class: "card scroll fit" }, drawing(nodes, edges, steps, view.clientWidth)),
+    element("div", { class: "card scroll fit" }, drawing(nodes, edges, steps, pictureWidth(view, 640, 1060))),
     chosen ? element("p", {}, element("a", { href: address("alerts", { id: chosen.id }) }, "Why is this path odd?")) : "",
     table(edges),
   );
 }
 
-function drawing(nodes, edges, steps, available) {
+function drawing(nodes, edges, steps, width) {
   const known = nodes.map((node) => node.name);
   const names = d3.sort([...new Set([...known, ...steps])], (name) => name.replace(/^\S+ /, ""), (name) => name);
-  const width = Math.max(640, Math.min(1060, available - 34)), height = Math.max(560, Math.min(760, names.length * 24));
+  const height = Math.max(560, Math.min(760, names.length * 24));
   const radius = Math.min(width / 2 - LABEL, height / 2 - 40);
   const place = new Map(names.map((name, i) => {
     const angle = (2 * Math.PI * i) / names.length - Math.PI / 2;

@@ -59,3 +59,6 @@ export function rarity(p) {
 export const percent = (share) => (share >= 0.995 || share === 0 ? d3.format(".0%") : share < 0.001 ? d3.format(".2~%") : d3.format(".1~%"))(share);
 
 export const kindName = (kind) => kind.replaceAll("_", " ");
+
+/* The width for a picture in a card of a view: without the paddings of both. */
+export const pictureWidth = (view, least, most) => Math.max(least, Math.min(most, view.clientWidth - 76));

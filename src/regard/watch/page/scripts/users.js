@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { address } from "./main.js";
-import { count, element, shape, time } from "./elements.js";
+import { count, element, pictureWidth, shape, time } from "./elements.js";
 
 const COLOURS = 8; // --cluster-0 ... in the style sheet
 const MARGIN = 18;
@@ -14,7 +14,7 @@ export async function showUsers(view) {
     return;
   }
   const moved = places.filter((place) => place.cluster !== place.home);
-  const width = Math.max(300, Math.min(1060, view.clientWidth - 34)), height = Math.round(width * 0.6);
+  const width = pictureWidth(view, 260, 1060), height = Math.round(width * 0.6);
   const x = d3.scaleLinear(d3.extent(places, (place) => place.x), [MARGIN, width - MARGIN]);
   const y = d3.scaleLinear(d3.extent(places, (place) => place.y), [height - MARGIN, MARGIN]);
   const radius = d3.scaleSqrt([0, d3.max(places, (place) => place.events)], [2.5, 9]);
