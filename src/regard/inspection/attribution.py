@@ -149,7 +149,7 @@ def attributions(model: InspectedModel) -> dict[str, list[float]]:
     return {
         name: [float(f"{v:.5g}") for v in values.tolist()]
         for name, values in padded.items()
-        if len(values) == count
+        if len(values) == count and bool(values.isfinite().all())
     }
 
 

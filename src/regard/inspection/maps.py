@@ -69,6 +69,19 @@ class LayerMap:
         operator = self.operator
         return operator.record if isinstance(operator, RecordedHeads) else None
 
+    def not_finite(self) -> list[str]:
+        """What contains NaN or infinity. A kernel may give zero for a query without a number."""
+        parts: dict[str, Tensor | None] = {"the output": self.record.output}
+        if self.attention is not None:
+            call = self.attention
+            parts |= {"queries": call.q, "keys": call.k, "values": call.v}
+            parts["outputs of heads"] = call.output
+        return [
+            name
+            for name, tensor in parts.items()
+            if tensor is not None and not bool(tensor.isfinite().all())
+        ]
+
 
 def layer_map(record: LayerRecord, example: int = 0) -> LayerMap:
     """The map of a recorded layer for one example of its batch."""

@@ -378,8 +378,10 @@ def map_data(
         for q, k in fine_rectangles(operator, cells, left)
     ]
     rows = map_rows(operator)
-    if not bool(rows.weights.isfinite().all()):
-        data["reason"] = "the map contains NaN or infinity, shown as zero"
+    broken = found.not_finite() or ([] if bool(rows.weights.isfinite().all()) else ["the map"])
+    if broken:
+        data["reason"] = f"NaN or infinity in {', '.join(broken)}; shown as zero"
+        data["error"] = None
         return data
     sequence = model.sequences[placed.keys]
     arguments: dict[str, Any] = {

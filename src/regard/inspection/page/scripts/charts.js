@@ -75,28 +75,32 @@ function drawAttribution() {
   byId("attributions").replaceChildren(...boxes);
 }
 
-/* Rows are layers, the last at the top; a cell has the most likely tokens. */
+/* Rows are layers, the last at the top. Columns are positions, each with its most likely token; of a
+   single position, the most likely tokens. */
 function lensTable(lens, caption) {
   const own = view.sequences[0];
+  const single = lens.positions.length === 1;
+  const cell = (best, [token, probability]) => {
+    const title = best.map(([text, p]) => `${quoted(String(text))} ${percent(p)}`).join("\n");
+    const td = element("td", { title }, element("bdi", {}, label(String(token), 14)), element("small", {}, ` ${d3.format(".0%")(probability)}`));
+    td.style.background = shade(probability * probability);
+    return td;
+  };
   const rows = lens.layers.map((cells, layer) => element("tr", {},
     element("th", { scope: "row" }, `after ${layer + 1}`),
-    cells.map((cell) => {
-      const best = Array.isArray(cell[0]) ? cell : [cell];
-      const [token, probability] = best[0];
-      const td = element("td", { title: best.map(([text, p]) => `${quoted(String(text))} ${percent(p)}`).join("\n") },
-        element("bdi", {}, label(String(token), 14)), element("small", {}, ` ${d3.format(".0%")(probability)}`));
-      td.style.background = shade(probability * probability);
-      return td;
-    })));
+    single ? cells[0].map((each) => cell(cells[0], each)) : cells.map((best) => cell(best, best[0]))));
+  const columns = single ? lens.layers[0][0].map((_, rank) => `${rank + 1}.`) : lens.positions.map((position) => tokenLabel(own, position, 14));
   return element("div", { class: "scroll lens", tabindex: 0, role: "group", "aria-label": caption }, element("table", {},
     element("caption", {}, caption),
-    element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "layer"),
-      lens.positions.map((position) => element("th", { scope: "col" }, element("bdi", {}, tokenLabel(own, position, 14)))))),
+    element("thead", {}, element("tr", {}, element("th", { scope: "col" }, "layer"), columns.map((name) => element("th", { scope: "col" }, element("bdi", {}, name))))),
     element("tbody", {}, rows.reverse())));
 }
 
 function drawLens() {
   const { lens } = currentModel();
   byId("lens").hidden = !lens;
-  if (lens) byId("lens-table").replaceChildren(lensTable(lens, "Most likely token after each layer, by position"));
+  if (!lens) return;
+  const caption = lens.positions.length === 1
+    ? `Most likely answers at ${tokenName(view.sequences[0], lens.positions[0])}` : "Most likely token after each layer, by position";
+  byId("lens-table").replaceChildren(lensTable(lens, caption));
 }

@@ -45,12 +45,11 @@ const thousands = d3.format(",");
 
 function number(value) {
   if (value === null || value === undefined) return "–";
-  if (Number.isInteger(value)) return thousands(value);
   const size = Math.abs(value);
-  if (size >= 1000) return d3.format(",.0f")(value);
-  if (size >= 100) return value.toFixed(1);
-  if (size >= 0.001) return value.toFixed(size >= 10 ? 1 : size >= 0.1 ? 2 : 3);
-  return value.toExponential(0).replace("-", "−");
+  const sign = value < 0 ? "−" : "";
+  if (Number.isInteger(size) || size >= 1000) return sign + thousands(Math.round(size));
+  if (size >= 0.001) return sign + size.toFixed(size >= 10 ? 1 : size >= 0.1 ? 2 : 3);
+  return sign + size.toExponential(0).replace("-", "−");
 }
 
 /* Weights: per cent where one can read them, else powers of ten. */

@@ -159,6 +159,7 @@ function drawHead() {
   if (!tiledMap(map).available) return;
   headMap = new HeatMap(container, {
     ...headOptions(map, state.head),
+    sharpens: view.server,
     marked: () => (state.side === "query" ? state.token : null),
     onSelect: (q) => choose({ token: q, side: "query" }),
     onZoom: (seen) => {

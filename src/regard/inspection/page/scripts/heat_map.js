@@ -13,14 +13,16 @@ class HeatMap {
     rowHeight: of a map with few rows; else cells are square
     onSelect(q, k), onZoom({q, k}); marked(): a row to mark, or null
     signed: values from -largest to largest
+    sharpens: whether zooming brings finer tiles
   */
   constructor(container, options) {
-    Object.assign(this, { signed: false, zooms: true, rowHeight: null, marked: () => null, ...options });
+    Object.assign(this, { signed: false, zooms: true, sharpens: false, rowHeight: null, marked: () => null, ...options });
     this.canvas = element("canvas", { tabindex: 0, role: "img", "aria-label": this.title });
     this.tip = element("div", { class: "tip", "aria-hidden": "true", hidden: true });
     this.legend = element("canvas", { class: "legend-bar", width: 128, height: 1, "aria-hidden": "true" });
     this.largestLabel = element("span");
     this.leastLabel = element("span");
+    this.coarseness = element("span", { class: "coarseness" });
     this.cursor = null;
     this.images = new Map();
     this.transform = d3.zoomIdentity;
@@ -31,7 +33,8 @@ class HeatMap {
       this.frame,
       element("div", { class: "under" },
         element("span", { class: "legend-scale" }, this.leastLabel, this.legend, this.largestLabel),
-        this.zooms ? element("span", { class: "choice" }, buttons) : null));
+        this.zooms ? element("span", { class: "choice" }, buttons) : null),
+      this.coarseness);
     this.listen();
     this.observer = new ResizeObserver(() => this.measure());
     this.observer.observe(this.frame);
@@ -231,6 +234,30 @@ class HeatMap {
     context.strokeRect(this.left - 0.5, this.top - 0.5, this.right - this.left + 1, this.bottom - this.top + 1);
     this.drawLabels(context, x, y);
     this.drawLegend(largest);
+    this.drawCoarseness(tiles);
+  }
+
+  /* Say how many tokens a cell is, and where the map is finer. */
+  drawCoarseness(tiles) {
+    const { q, k } = this.window();
+    const covering = tiles.filter((t) => t.q0 <= q[0] && t.q1 >= q[1] && t.k0 <= k[0] && t.k1 >= k[1]).at(-1);
+    const [rows, columns] = [covering?.cellQ ?? 1, covering?.cellK ?? 1].map((size) => Math.round(size * 10) / 10);
+    const key = `${rows} ${columns} ${q} ${k}`;
+    if (key === this.said) return;
+    this.said = key;
+    this.coarseness.replaceChildren();
+    if (rows <= 1 && columns <= 1) return;
+    this.coarseness.append(`A cell is the mean of ${rows} × ${columns} tokens. `);
+    const finer = this.tiles().filter((tile) => tile.cellQ * tile.cellK < covering.cellQ * covering.cellK);
+    const away = (tile) => Math.hypot(tile.q0 + tile.q1 - q[0] - q[1], tile.k0 + tile.k1 - k[0] - k[1]);
+    const nearest = d3.least(finer, away);
+    if (!this.zooms || this.sharpens || !nearest) return;
+    this.coarseness.append(element("button", {
+      type: "button", class: "plain link", onclick: () => {
+        this.showWindow({ q: [nearest.q0, nearest.q1], k: [nearest.k0, nearest.k1] });
+        this.onZoom?.(this.window());
+      },
+    }, "Zoom into the nearest part that is finer"));
   }
 
   drawMarks(context, x, y) {
