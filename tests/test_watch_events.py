@@ -563,11 +563,11 @@ def test_every_format_has_a_sample():
 def test_formats(name):
     """Fails if a format is not told from the others, or its fields are read wrongly."""
     line, (entity, endpoint), expected = SAMPLES[name]
-    said = []
-    parser = EventParser(WatchSettings(), on_format=said.append)
+    found = []
+    parser = EventParser(WatchSettings(), on_format=found.append)
     data = line if isinstance(line, bytes) else json.dumps(line).encode()
     (event,) = parser.parse([Record(b"\n", "a:1"), Record(data, "a:2")])
-    assert parser.format.name == name and f" {name} (" in said[0]
+    assert parser.format.name == name and found == [FORMATS[name]]
     assert (event.entity, event.endpoint, event.time) == (entity, endpoint, NOON)
     assert event.signals == ()
     assert leaves(line, format=name).items() >= expected.items()
@@ -601,8 +601,19 @@ def test_unknown_formats():
     """Fails if a format that cannot be told, or an unknown name, gives no list to choose from."""
     with pytest.raises(UnknownFormat, match=r"starts with 'Apr 15 12:00:00.*--format: cloudtrail"):
         EventParser(WatchSettings()).parse([Record(b"Apr 15 12:00:00 host sshd[1]: x", "a:1")])
-    with pytest.raises(UnknownFormat, match="no format 'cloudtrial': did you mean 'cloudtrail'"):
+    with pytest.raises(UnknownFormat, match="no format 'cloudtrial'; did you mean 'cloudtrail'"):
         EventParser(WatchSettings(format="cloudtrial"))
+
+
+def test_format_is_found_after_blank_and_overlong_records():
+    """Fails if records that tell nothing stop the search for the format, or are lost."""
+    letters = DeadLetters()
+    parser = EventParser(WatchSettings(), letters)
+    assert parser.parse([Record(b" ", "a:1"), Record(b'{"a', "a:2", "longer than 9 bytes")]) == []
+    assert parser.format is None and letters.total == 1
+    blank = [Record(b"", f"a:{n}") for n in range(200)]
+    (event,) = parser.parse([*blank, Record(b'{"user":"anna"}', "b:1")])
+    assert event.entity == "anna" and letters.total == 1
 
 
 @hypothesis_settings(max_examples=200, deadline=None)
@@ -666,14 +677,14 @@ def test_caches_are_bounded():
 )
 def test_real_events(name, format_name, number, per_event):
     """Fails if an event of a real data set is lost, or its fields are not found."""
-    said, letters, events = [], DeadLetters(), []
+    found, letters, events = [], DeadLetters(), []
     for path in sorted((real(name) / name).glob("*.jsonl.xz")):
         if "val" not in path.name:
             events += read_events(
-                path, WatchSettings(), dead_letters=letters, on_format=said.append
+                path, WatchSettings(), dead_letters=letters, on_format=found.append
             )
     assert len(events) == number and not letters.total
-    assert all(f" {format_name} (" in text for text in said)
+    assert {known.name for known in found} == {format_name}
     assert sum(len(event.paths) for event in events) / number > per_event
     assert all(event.endpoint for event in events)
     assert not any(signal.kind == "time_missing" for event in events for signal in event.signals)
@@ -729,14 +740,14 @@ def test_real_nginx(tmp_path):
         server.terminate()
         server.wait()
     for name in ("combined.log", "timed.log"):
-        letters, said = DeadLetters(), []
+        letters, found = DeadLetters(), []
         events = list(
             read_events(
-                tmp_path / name, WatchSettings(), dead_letters=letters, on_format=said.append
+                tmp_path / name, WatchSettings(), dead_letters=letters, on_format=found.append
             )
         )
         assert len(events) == len(requests) and not letters.total, letters.counts
-        assert " access (" in said[0]
+        assert found == [FORMATS["access"]]
         assert {"GET /cart/{id}", "POST /login", "GET /"} <= {event.endpoint for event in events}
         assert "anna" in {event.entity for event in events}
         agents = [dict(zip(e.paths, e.values, strict=True)).get("http_user_agent") for e in events]

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from regard.watch.detector import Detector, ScoredEvent
     from regard.watch.event import Event
     from regard.watch.events import DeadLetters
+    from regard.watch.events.formats.format import Format
     from regard.watch.learning import LearnReport
 
 watch = typer.Typer(
@@ -142,13 +143,17 @@ def learn(
             seed=seed,
         )
         letters = DeadLetters(dead_letters)
+        formats: set[str] = set()
         with Stages() as stages:
             learned = learn_detector(
-                read_sources(sources, settings, letters, quiet=json),
+                read_sources(sources, settings, letters, formats, quiet=json),
                 settings,
                 stages.update,
                 b"" if secret is None else secret.encode(),
             )
+        if len(formats) == 1:  # the first records of a stream must not decide it again
+            known = learned.detector.settings
+            learned.detector.settings = known.model_copy(update={"format": formats.pop()})
         learned.detector.save(out)
         report_dead_letters(letters, dead_letters)
     if json:
@@ -205,6 +210,8 @@ def score(
         if format is not None:
             settings = settings.model_copy(update={"format": format})
         letters = DeadLetters(dead_letters)
+        if not output:
+            ALERTS.unlink(missing_ok=True)  # the alerts of an earlier run
         outputs = [
             stack.enter_context(closing(create_output(spec)))
             for spec in output or [f"jsonl:{ALERTS}"]
@@ -299,10 +306,22 @@ def load_detector(model: Path, secret_file: Path | None) -> Detector:
 
 
 def read_sources(
-    sources: list[str], settings: Any, letters: DeadLetters, *, quiet: bool
+    sources: list[str],
+    settings: Any,
+    letters: DeadLetters,
+    formats: set[str] | None = None,
+    *,
+    quiet: bool,
 ) -> Iterator[Event]:
-    """The events of files, one file after the other."""
+    """The events of files, one file after the other; the formats that are found are added to
+    `formats`."""
     from regard.watch.events import read_events
+
+    def note_format(source: str, found: Format) -> None:
+        if formats is not None:
+            formats.add(found.name)
+        if not quiet:
+            echo(f"{source}: the format is {found.name} ({found.title}).", err=True)
 
     for source in sources:
         if source != "-" and "://" not in source and not Path(source).exists():
@@ -311,13 +330,8 @@ def read_sources(
             source,
             settings,
             dead_letters=letters,
-            on_format=None if quiet else partial(report_format, source),
+            on_format=partial(note_format, source),
         )
-
-
-def report_format(source: str, text: str) -> None:
-    """Say which format was found."""
-    echo(f"{source}: {text}", err=True)
 
 
 def score_batches(

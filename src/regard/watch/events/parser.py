@@ -35,14 +35,14 @@ class EventParser:
     Args:
         settings: Format, fields and limits.
         dead_letters: Where to put what cannot be parsed.
-        on_format: Called with one sentence when `format="auto"` has found the format.
+        on_format: Called when `format="auto"` has found the format.
     """
 
     def __init__(
         self,
         settings: WatchSettings,
         dead_letters: DeadLetters | None = None,
-        on_format: Callable[[str], None] | None = None,
+        on_format: Callable[[Format], None] | None = None,
     ) -> None:
         self.settings = settings
         self.dead_letters = DeadLetters() if dead_letters is None else dead_letters
@@ -58,13 +58,15 @@ class EventParser:
     def parse(self, records: Sequence[Record]) -> list[Event]:
         """The events of records, in their order. The first call finds the format."""
         if self.format is None:
-            if not any(record.data.strip() for record in records):
-                return []
-            self._set_format(self._detect(records[:SAMPLE]))
+            samples = [each for each in records if each.data.strip() and not each.problem]
+            if samples:
+                self._set_format(self._detect(samples[:SAMPLE]))
         events: list[Event] = []
         for record in records:
             if record.problem:
                 self.dead_letters.add(record.id, record.problem, record.data)
+            elif self.format is None:
+                continue  # a blank line
             elif self.read_line is None:
                 self._parse_json(record.data, record.id, events)
             else:
@@ -88,7 +90,7 @@ class EventParser:
             samples += [part.data for part in parts if part.data.strip()]
         chosen = detect_format(samples, records[0].id)
         if self.on_format is not None:
-            self.on_format(f"The format is {chosen.name} ({chosen.title}).")
+            self.on_format(chosen)
         return chosen
 
     def _parse_json(self, data: bytes, source: str, events: list[Event]) -> None:
@@ -202,8 +204,7 @@ def find_format(name: str) -> Format:
     """The format of a name."""
     if name not in FORMATS:
         raise UnknownFormat(
-            f"There is no format {name!r}: {did_you_mean(name, FORMATS)} "
-            f"The formats are auto, {', '.join(FORMATS)}."
+            f"There is no format {name!r}; {did_you_mean(name, ['auto', *FORMATS])}"
         )
     return FORMATS[name]
 

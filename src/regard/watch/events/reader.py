@@ -7,6 +7,7 @@ from pathlib import Path
 
 from regard.watch.event import Event
 from regard.watch.events.dead_letters import DeadLetters
+from regard.watch.events.formats.format import Format
 from regard.watch.events.parser import EventParser
 from regard.watch.settings import WatchSettings
 from regard.watch.sources import open_source
@@ -20,7 +21,7 @@ def read_events(
     settings: WatchSettings,
     *,
     dead_letters: DeadLetters | None = None,
-    on_format: Callable[[str], None] | None = None,
+    on_format: Callable[[Format], None] | None = None,
 ) -> Iterator[Event]:
     """The events of a source, one by one, until it ends.
 
@@ -31,7 +32,7 @@ def read_events(
             compressed, or of a folder, "-" for standard input, or the URL of a broker.
         settings: Format, fields and limits.
         dead_letters: Where to put what cannot be parsed; see `DeadLetters`.
-        on_format: Called with one sentence when `format="auto"` has found the format.
+        on_format: Called when `format="auto"` has found the format.
     """
     opened = source if isinstance(source, Source) else open_source(source, settings=settings)
     parser = EventParser(settings, dead_letters, on_format)

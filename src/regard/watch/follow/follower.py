@@ -154,7 +154,11 @@ class Follower:
         )
         self.processed = ProcessedIds(self.store.database)
         self.dead_letters = DeadLetters(folder / DEAD_LETTERS_FILE)
-        self.parser = EventParser(detector.settings, self.dead_letters, report)
+        self.parser = EventParser(
+            detector.settings,
+            self.dead_letters,
+            lambda found: report(f"the format is {found.name} ({found.title})"),
+        )
         self.leaves = next((each for each in detector.levels if isinstance(each, LeafLevel)), None)
         self.users = next((each for each in detector.levels if isinstance(each, UserLevel)), None)
         self.drift = DriftMonitor()
