@@ -3,13 +3,14 @@
 import base64
 import json
 import re
+import time
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 import views
-from browser import Browser, find_chromium
+from browser import TIMEOUT, Browser, find_chromium
 from regard.inspection.page import notebook_html, render_page, write_page
 from regard.inspection.page.render import script_json
 
@@ -120,9 +121,15 @@ def test_page_in_a_notebook(browser, tmp_path):
     targets = browser.send("Target.getTargets")["targetInfos"]
     frame = next(each["targetId"] for each in targets if each["type"] == "iframe")
     session = browser.send("Target.attachToTarget", targetId=frame, flatten=True)["sessionId"]
-    for expression in (READY, "document.querySelectorAll('#overview button').length === 12"):
-        found = browser.send("Runtime.evaluate", session, expression=expression)
-        assert found["result"]["value"] is True
+    drawn = f"{READY} && document.querySelectorAll('#overview button').length"
+    deadline = time.monotonic() + TIMEOUT
+    while True:
+        found = browser.send("Runtime.evaluate", session, expression=drawn)["result"]["value"]
+        if found:
+            break
+        assert time.monotonic() < deadline, browser.messages
+        time.sleep(0.1)
+    assert found == 12
     assert browser.messages == []
 
 
@@ -346,3 +353,8 @@ def test_zooming_into_a_long_map(browser, tmp_path):
     settle(browser)
     assert browser.evaluate("document.querySelectorAll('#links .left .slot').length") == 64
     assert "these are groups" in text_of(browser, "#links")
+    assert "A cell is the mean of 128 × 128 tokens" in text_of(browser, "#head-map .coarseness")
+    browser.click("#head-map .coarseness button")
+    settle(browser)
+    assert browser.evaluate("location.hash").startswith("#token=3&zoom=0-256%2C0-256")
+    assert text_of(browser, "#head-map .coarseness") == ""
