@@ -80,7 +80,7 @@ class AlertBudget:
         """Whether an alert was reported often enough today.
 
         Args:
-            findings: Name of the finding of this entity, and of the finding of anyone.
+            findings: Name of the entity, and of the finding; see `ScoredEvent.finding`.
             extra: How often they were reported since `observe_alert`.
         """
         own, everyone = self.reports_of(findings, time)

@@ -225,6 +225,17 @@ def harmonic_mean_p(
     return np.where(counts > 0, counts / np.maximum(sums, 1e-300), 1.0)
 
 
+def fisher_p(p: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    """p-value of the product of independent p-values (Fisher 1925), over the last axis: the tail of
+    a chi-squared distribution with an even number of degrees of freedom, which is a sum."""
+    total = -np.log(p).sum(axis=-1)
+    term, tail = np.ones_like(total), np.ones_like(total)
+    for k in range(1, p.shape[-1]):
+        term = term * total / k
+        tail = tail + term
+    return np.asarray(np.clip(np.exp(-total) * tail, SMALLEST_P, 1.0), np.float64)
+
+
 def _round_bits(bits: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
     """Bits on a grid, and not too large."""
     limit = SPAN / 2 - 1

@@ -24,7 +24,7 @@ from regard.errors import check_choice
 from regard.json_files import CorruptFile
 from regard.watch.alert import Alert
 from regard.watch.budget import AlertBudget
-from regard.watch.calibration import Calibrator, harmonic_mean_p
+from regard.watch.calibration import Calibrator, fisher_p, harmonic_mean_p
 from regard.watch.event import Event
 from regard.watch.explain import NormalEvents, explain, hash_text
 from regard.watch.level import Level
@@ -70,9 +70,9 @@ class ScoredEvent:
         p: Share of normal events that are at least as unusual.
         extrapolated: Whether p is beyond what the calibration sample can show.
         status: "normal", or "alert"; "shadow" for an alert of a new endpoint, "learning" for any
-            event of an endpoint that is newer still, "repeated" for an alert whose finding was
-            reported often enough today.
-        finding: Names of the most unusual part: of this entity, and of anyone.
+            event of an endpoint that is newer still, "repeated" for an alert whose entity or
+            finding was reported often enough today.
+        finding: Names by which alerts are counted: of the entity, and of the most unusual part.
         score: -log2 of the harmonic mean of `level_p`.
         level_scores: -log2 of the harmonic mean of the p-values of the parts of each level.
         level_p: p-value of each level.
@@ -174,7 +174,8 @@ class Detector:
         level_p = np.array([list(each.level_p.values()) for each in scored]).reshape(
             len(scored), -1
         )
-        scores = -np.log2(len(self.levels) / (1 / level_p).sum(axis=1))
+        level_p = np.concatenate([level_p, fisher_p(level_p)[:, None]], axis=1)
+        scores = -np.log2(level_p.shape[1] / (1 / level_p).sum(axis=1))
         found = self.event_calibrator.p_values(np.full(len(scored), len(self.levels)), scores)
         values = zip(scores.tolist(), found.p.tolist(), found.extrapolated.tolist(), strict=True)
         reported: dict[str, int] = {}
@@ -231,7 +232,8 @@ class Detector:
         finding = f"{event.tenant}/new endpoint" if new else f"{event.tenant}/{level}/{group}"
         if not new and group not in ANYWHERE and count < self.settings.shadow_events:
             return "learning" if learning else "shadow"
-        scored.finding = (f"{finding}/{event.entity}", finding)
+        who = f"{event.tenant}/entity/{event.entity}" if event.entity else f"{finding}/alone"
+        scored.finding = (who, finding)
         extra = (reported.get(scored.finding[0], 0), reported.get(scored.finding[1], 0))
         if self.budget.is_repeated(scored.finding, event.time, extra):
             return "repeated"
