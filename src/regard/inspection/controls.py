@@ -16,7 +16,7 @@ from torch import Tensor
 from regard.errors import Unsupported
 from regard.hf.model_inputs import max_length
 from regard.inspection.inspected import InspectedModel, PlacedMap
-from regard.inspection.metrics import MapRows, induction_scores, map_rows
+from regard.inspection.metrics import MapRows, finite_numbers, induction_scores, map_rows
 from regard.inspection.operators import HeadOperator
 from regard.inspection.subject import Subject
 
@@ -118,7 +118,7 @@ def induction(model: InspectedModel) -> tuple[list[Scores], list[Scores]]:
         for rows in control(model, other):
             fits = rows is not None and rows.complete and rows.weights.shape[1] == 2 * length
             found = induction_scores(rows.weights, length) if rows is not None and fits else {}
-            scores.append({n: [round(x, 5) for x in v.tolist()] for n, v in found.items()})
+            scores.append({name: finite_numbers(values) for name, values in found.items()})
         results.append(scores)
     return results[0], results[1]
 

@@ -102,13 +102,14 @@ def head_metrics(
             repeated = other.any(1)
             if repeated.any():
                 numbers["same word"] = (weights * other)[:, repeated].sum(-1).mean(1)
-    metrics = {name: _finite(values) for name, values in numbers.items()}
+    metrics = {name: finite_numbers(values) for name, values in numbers.items()}
     if rows.complete and min(count, m) > 1:
-        metrics["effective rank"] = _finite(effective_rank(singular_values(rows)))
+        metrics["effective rank"] = finite_numbers(effective_rank(singular_values(rows)))
     return metrics
 
 
-def _finite(values: Tensor) -> list[float | None]:
+def finite_numbers(values: Tensor) -> list[float | None]:
+    """Numbers rounded for a page, None for NaN and infinity."""
     return [round(v, 5) if math.isfinite(v) else None for v in values.tolist()]
 
 
