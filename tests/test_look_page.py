@@ -117,18 +117,16 @@ def test_page_in_a_notebook(browser, tmp_path):
     path = tmp_path / "notebook.html"
     path.write_text(notebook_html(views.text_view()), encoding="utf-8")
     browser.open(path, 1000)
-    browser.wait_for("document.querySelector('iframe') !== null")
-    targets = browser.send("Target.getTargets")["targetInfos"]
-    frame = next(each["targetId"] for each in targets if each["type"] == "iframe")
-    session = browser.send("Target.attachToTarget", targetId=frame, flatten=True)["sessionId"]
     drawn = f"{READY} && document.querySelectorAll('#overview button').length"
-    deadline = time.monotonic() + TIMEOUT
-    while True:
-        found = browser.send("Runtime.evaluate", session, expression=drawn)["result"]["value"]
-        if found:
-            break
+    deadline, found = time.monotonic() + TIMEOUT, None
+    while not found:
         assert time.monotonic() < deadline, browser.messages
         time.sleep(0.1)
+        targets = browser.send("Target.getTargets")["targetInfos"]
+        for frame in (each["targetId"] for each in targets if each["type"] == "iframe"):
+            session = browser.send("Target.attachToTarget", targetId=frame, flatten=True)
+            found = browser.send("Runtime.evaluate", session["sessionId"], expression=drawn)
+            found = found["result"]["value"]
     assert found == 12
     assert browser.messages == []
 
