@@ -6,6 +6,7 @@ import math
 import random
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -16,10 +17,17 @@ from regard.models.spec import ModuleSpec
 from regard.tasks import IGNORE_INDEX, create_task
 from regard.tasks.event_splits import split_by_time
 from regard.tasks.masked_leaves import OtherLeafModel
+from regard.watch.detector import Detector
 from regard.watch.event import Event
+from regard.watch.learning import learn_detector
 from regard.watch.leaves import LeafLevel
 from regard.watch.level import Surprise
-from regard.watch.network import NetworkSettings, fit_network_levels, load_network_level
+from regard.watch.network import (
+    NetworkSettings,
+    fit_network_levels,
+    load_network_level,
+    parse_mixers,
+)
 from regard.watch.network.cascade import Cascade
 from regard.watch.network.cell_frequencies import CellFrequencies
 from regard.watch.network.leaf_network import LeafNetwork
@@ -231,8 +239,14 @@ def test_cascade_selects_its_share_whatever_the_batch():
         for i, e in enumerate(events)
     ]
     assert np.array_equal(np.flatnonzero(one), chosen)
-    audited = Cascade(np.full(2, np.inf), np.inf, 0.1).select(surprise, events)
+    audited = Cascade(np.full(2, np.inf), np.inf, 0.0, 0.1).select(surprise, events)
     assert 120 < len(audited) < 280
+    drifted = surprise._replace(bits=bits + 5)
+    assert len(cascade.select(drifted, events)) > 1000
+    for _ in range(3):
+        cascade.learn(drifted)
+    assert 0.13 * 2000 < len(cascade.select(drifted, events)) <= 0.15 * 2000
+    cascade = Cascade.fit(surprise, 0.15, 0.0)
     loaded = Cascade.from_json(json.loads(json.dumps(cascade.to_json())))
     new_group = Surprise(np.array([0, 1]), np.array([9], dtype=np.int32), np.array([1e9]))
     assert np.array_equal(loaded.select(surprise, events), chosen)
@@ -354,7 +368,7 @@ def test_states_are_the_same_in_any_batch(events, mixer):
     level.weights[:] = 0.5
     if mixer == "vanilla":
         assert "grows" in level.window_reason
-        level.cascade = Cascade(np.full(3, -np.inf), -np.inf, 0.0)
+        level.cascade = Cascade(np.full(3, -np.inf), -np.inf, 1.0, 0.0)
     test = events[800:]
     together, states = level.score(test, {}), {}
     pieces = []
@@ -428,6 +442,33 @@ def test_networks_are_kept_where_they_help(events):
             fit_network_levels(floors, noise, SMALL.model_copy(update=changes))
     few, reports = fit_network_levels(floors, noise[:5], SMALL)
     assert few == floors and "10 are needed" in reports[0].reason
+
+
+def test_mixers_are_named_by_level():
+    """Fails if an argument of a recipe is taken for a level, or a wrong text is accepted."""
+    found = parse_mixers("local:window=16, sequence=delta_rule:chunk=4")
+    assert found["mixer"] == ModuleSpec(name="local", arguments={"window": 16})
+    assert found["mixers"] == {"sequence": ModuleSpec(name="delta_rule", arguments={"chunk": 4})}
+    for wrong in ("", "linear,performer", "=linear", "leaf=", "local:window"):
+        with pytest.raises(ValueError, match="Write a mixer as"):
+            parse_mixers(wrong)
+
+
+def test_a_detector_learns_with_networks(events, tmp_path, monkeypatch):
+    """Fails if `learn` drops its networks, does not say what they save, or loads them as floors."""
+    small = partial(NetworkSettings, **SMALL.model_dump(exclude={"mixer", "mixers", "seed"}))
+    monkeypatch.setattr("regard.watch.network.NetworkSettings", small)
+    settings = WatchSettings(levels=("leaf", "sequence"), mixer="average,leaf=linear")
+    detector, report = learn_detector(events, settings)
+    assert report.levels["leaf"]["network"].startswith("linear, ")
+    assert report.levels["sequence"]["network"].startswith("average, ")
+    assert isinstance(detector.levels[0], LeafNetwork)
+    detector.save(tmp_path / "a.watch")
+    loaded = Detector.load(tmp_path / "a.watch")
+    one, other = (
+        [each.p for each in d.score(events[-40:], d.initial_states())] for d in (detector, loaded)
+    )
+    assert np.allclose(one, other)
 
 
 def test_training_is_reproducible(events):

@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import numpy.typing as npt
 
 from regard.errors import Unsupported, did_you_mean
+from regard.literals import parse_literal
+from regard.models.spec import ModuleSpec
 from regard.registry import get_recipe
 from regard.train.trainer import TrainProgress
 from regard.watch.event import Event
@@ -50,6 +52,11 @@ class LevelReport(NamedTuple):
     gain: Gain | None = None
     parameters: int = 0
     seconds: float = 0.0
+
+    def describe(self) -> str:
+        """The recipe and the reason, as a line."""
+        size = f", {self.parameters:,} parameters, {self.seconds:.0f} s" if self.gain else ""
+        return f"{self.mixer}{size}: {self.reason}"
 
 
 def fit_network_levels(
@@ -109,6 +116,34 @@ def fit_network_levels(
         reason = describe_gain(gain, settings.min_gain)
         reports.append(LevelReport(floor.name, spec.name, kept, reason, gain, parameters, seconds))
     return levels, reports
+
+
+def parse_mixers(text: str) -> dict[str, Any]:
+    """The settings `mixer` and `mixers` of a text: a recipe for all levels, or several after the
+    names of levels.
+
+    >>> parse_mixers("local:window=16,sequence=delta_rule")["mixers"]["sequence"].name
+    'delta_rule'
+    """
+    found: dict[str, Any] = {"mixers": {}}
+    for part in text.split(","):
+        first, *arguments = part.strip().split(":")
+        level, equals, name = first.rpartition("=")
+        message = f"Write a mixer as name:key=value, or after a level: leaf=name, not {part!r}."
+        values = {}
+        for argument in arguments:
+            key, has_value, value = argument.partition("=")
+            if not has_value:
+                raise ValueError(message)
+            values[key.strip()] = parse_literal(value.strip())
+        if not name.strip() or (equals and not level.strip()) or (not equals and "mixer" in found):
+            raise ValueError(message)
+        spec = ModuleSpec(name=name.strip(), arguments=values)
+        if equals:
+            found["mixers"][level.strip()] = spec
+        else:
+            found["mixer"] = spec
+    return found
 
 
 def load_network_level(

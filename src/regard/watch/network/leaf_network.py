@@ -288,7 +288,9 @@ class LeafNetwork(Level):
         return saved_bits(weights, scored.ratios)
 
     def update(self, events: Sequence[Event]) -> None:
-        """See `Level`: the floor learns; the network is trained anew by `regard watch learn`."""
+        """See `Level`: the floor and the cascade learn; the network is trained anew by `regard
+        watch learn`."""
+        self.cascade.learn(self.floor.score(events, {}))
         self.floor.update(events)
 
     def group_names(self) -> Sequence[str]:

@@ -47,7 +47,7 @@ Key = tuple[str, str]
 Floats = npt.NDArray[np.float64]
 
 TRANSITION, GAP = PARTS.index("transition"), PARTS.index("gap")
-STREAM_LENGTH = 4  # windows that a network with a state is trained on
+STREAM_LENGTH = 2  # windows that a network with a state is trained on
 ROWS = 512  # sequences that the network reads at a time
 WARM_UP = 20_000  # events that precede the held-out ones
 EXPECTED, CANDIDATES = 3, 4  # endpoints in an explanation; that many times as many are looked at

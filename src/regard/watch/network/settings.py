@@ -49,7 +49,7 @@ class NetworkSettings(StrictModel):
     length: Annotated[int, Field(ge=2, le=4096)] = 64
     mask_groups: Annotated[int, Field(ge=2, le=64)] = 4
     window: Annotated[int, Field(ge=1, le=1024)] = 32
-    steps: AtLeastOne = 1500
+    steps: AtLeastOne = 1000
     batch_size: AtLeastOne = 64
     lr: Annotated[float, Field(gt=0)] = 2e-3
     max_seconds: Annotated[float, Field(gt=0)] | None = None
