@@ -11,6 +11,7 @@ leaves  the task masked_leaves: bits per leaf, split in order of time
 events  the task next_event on MSNBC: nats per event; 152,000 visitors train, 8,000 choose the
         weights, the last 40,000 test
 series  the task forecast on SMD: mean squared error of the training files' last fifth
+vus     VUS-PR (window 100) of forecast errors on the labelled files of SMD, beside `SeriesModel`
 mixed   what the mixture of floor and network saves in `regard watch learn`, on held-out events
 edits   a leaf gets a value that is frequent at its endpoint, from an event of another user
 speed   events per second of CPU time on CloudTrail, floor and network in turns
@@ -54,16 +55,18 @@ from regard.watch.network.sequence_network import SequenceNetwork
 from regard.watch.network.settings import NetworkSettings
 from regard.watch.network.training import build_network, takes_mask, train_network
 from regard.watch.sequences import SequenceLevel
+from regard.watch.series.model import SeriesModel
 from regard.watch.settings import WatchSettings
+from regard.watch.vus import volume_under_surface
 
 RESULT = Path(__file__).parent / "results" / "watch-network.json"
 SETS = ("CloudTrail", "Mordor, Windows", "ATRDF, benign", "demo")
-LEAF_MIXERS = ("vanilla", "linear", "fnet", "delta_rule")
-EVENT_MIXERS = ("vanilla", "linear", "delta_rule")
+LEAF_MIXERS = ("vanilla", "linear", "fnet")
+EVENT_MIXERS = ("vanilla", "linear")
 SERIES_MIXERS = ("vanilla", "linear")
 MACHINES = ("1-6", "1-7", "2-1", "3-4")
 SEEDS = (0, 1, 2)
-LEAF_STEPS, EVENT_STEPS, SERIES_STEPS = 500, 800, 500
+LEAF_STEPS, EVENT_STEPS, SERIES_STEPS = 500, 2000, 500
 EVALUATED = 4000  # test examples
 MOST_EVENTS = 6000  # of a set, the first in order of time
 EDITS = 200
@@ -209,8 +212,67 @@ def measure_series(root: Path, results: Results, seeds: Sequence[int]) -> None:
         )
 
 
+def measure_vus(root: Path, results: Results, seeds: Sequence[int]) -> None:
+    content = lzma.decompress((root / "smd-subset" / "smd_uint16_T.npz.xz").read_bytes())
+    arrays = np.load(io.BytesIO(content))
+
+    def measure(machine: str, seed: int) -> dict[str, float]:
+        values = arrays[f"machine-{machine}_train"].T / 65535.0
+        test = arrays[f"machine-{machine}_test"].T / 65535.0
+        labels = arrays[f"machine-{machine}_label"]
+        first, second = (round(share * len(values)) for share in MACHINES_STEPS)
+        parts = np.split(values, [first, second])
+        task = Forecast(dict(zip(("train", "valid", "test"), parts, strict=True)))
+        settings = NetworkSettings(steps=SERIES_STEPS, seed=seed, batch_size=32, lr=1e-3)
+        model = build_network(task, settings, position="learned", length=task.length)
+        train_network(model, task, settings)
+        ridge = task.fit_ridge()
+
+        def errors(steps: np.ndarray, forecast: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+            """Squared errors (n, columns) of each step, 0 in the first window."""
+            known = torch.from_numpy(task.standardize(steps)).float()
+            count, width = len(known) // task.patch, known.shape[1]
+            patches = known[: count * task.patch].reshape(count, -1)
+            windows = patches.unfold(0, task.length, 1)[:-1].transpose(1, 2)
+            with torch.no_grad():
+                found = torch.cat([forecast(part)[:, -1] for part in windows.split(256)])
+            squared = torch.zeros(len(known), width)
+            after = patches[task.length :]
+            start = task.length * task.patch
+            squared[start : count * task.patch] = ((found - after) ** 2).reshape(-1, width)
+            return squared.numpy()
+
+        scores = {}
+        for name, forecast in (("network", model), ("ridge", ridge)):
+            usual = errors(parts[2], forecast).mean(0) + 0.01
+            scores[name] = (errors(test, forecast) / usual).clip(max=2500).mean(1)
+        floor = SeriesModel()
+        floor.fit(values)
+        scores["SeriesModel"] = floor.score(test).bits
+        ranks = [each.argsort().argsort() for each in (scores["network"], scores["SeriesModel"])]
+        scores["network and SeriesModel, ranks"] = np.mean(ranks, axis=0)
+        return {
+            name: float(volume_under_surface(labels, each, window=100).pr)
+            for name, each in scores.items()
+        }
+
+    for machine in MACHINES:
+        for seed in seeds[:1]:
+            run_once(
+                results,
+                "vus",
+                f"SMD {machine} | vanilla | {seed}",
+                lambda machine=machine, seed=seed: measure(machine, seed),
+            )
+
+
 def measure_mixed(root: Path, results: Results, seeds: Sequence[int]) -> None:
-    """What the mixture saves at each level."""
+    """What the mixture saves at each level. Of MSNBC, the first 40,000 visitors are used."""
+
+    def read_events_of(root: Path, name: str) -> Sequence[Event]:
+        if name != "MSNBC":
+            return event_sets(root)[name]
+        return as_events([visit for visit in read_visits(root)[:40_000] if visit], "visitor")
 
     def gain(level: str, events: Sequence[Event], mixer: str, seed: int) -> dict[str, float]:
         settings = NetworkSettings(mixer=ModuleSpec(name=mixer), steps=LEAF_STEPS, seed=seed)
@@ -227,15 +289,20 @@ def measure_mixed(root: Path, results: Results, seeds: Sequence[int]) -> None:
         found = network.fit_network(events[:cut])
         return {**found._asdict(), "suffices": found.suffices(settings.min_gain)}
 
-    for name, level in (("demo", "sequence"), ("CloudTrail", "leaf"), ("demo", "leaf")):
-        for mixer in ("vanilla", "linear"):
+    for name, level in (
+        ("demo", "sequence"),
+        ("CloudTrail", "leaf"),
+        ("demo", "leaf"),
+        ("MSNBC", "sequence"),
+    ):
+        for mixer in ("vanilla",):
             for seed in seeds[:1]:
                 run_once(
                     results,
                     "mixed",
                     f"{name} | {level} | {mixer} | {seed}",
                     lambda name=name, level=level, mixer=mixer, seed=seed: gain(
-                        level, event_sets(root)[name], mixer, seed
+                        level, read_events_of(root, name), mixer, seed
                     ),
                 )
 
@@ -343,6 +410,7 @@ PARTS = {
     "events": measure_events,
     "leaves": measure_leaves,
     "series": measure_series,
+    "vus": measure_vus,
     "mixed": measure_mixed,
     "edits": measure_edits,
 }
@@ -362,7 +430,7 @@ def print_tables(results: Results) -> None:
             mean = statistics.mean(values)
             spread = f"{min(values):.4f} | {max(values):.4f} | {len(values)}"
             print(f"| {data} | {model} | {mean:.4f} | {spread} |")
-    for part in ("mixed", "edits", "speed"):
+    for part in ("vus", "mixed", "edits", "speed"):
         print(f"\n{part}")
         for name, value in results.get(part, {}).items():
             print(f"  {name}: {json.dumps(value)}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +127,6 @@ class Forecast(Task):
     def baselines(self) -> dict[str, Baseline]:
         """See `Task`: the mean, the last value, the last patch again, and ridge regression from one
         patch to the next."""
-        width = self.patch * len(self.columns)
 
         def last_value(x: Tensor) -> Tensor:
             return x[..., -len(self.columns) :].repeat(1, 1, self.patch)
@@ -136,20 +135,29 @@ class Forecast(Task):
             MEAN: lambda test: self._score(test, torch.zeros_like),
             LAST: lambda test: self._score(test, last_value),
             SAME_PHASE: lambda test: self._score(test, lambda x: x),
-            RIDGE: lambda test: self._score(test, self._fit_ridge(width)),
+            RIDGE: lambda test: self._score(test, self.fit_ridge()),
         }
 
-    def _fit_ridge(self, width: int) -> Any:
+    def fit_ridge(self) -> Callable[[Tensor], Tensor]:
+        """Ridge regression from each training patch to the next: patches (..., patch * columns) to
+        those after them."""
+        width = self.patch * len(self.columns)
         rows = np.lib.stride_tricks.sliding_window_view(self.steps["train"], 2 * self.patch, axis=0)
         pairs = rows.transpose(0, 2, 1).reshape(len(rows), -1).copy()
         x, y = torch.from_numpy(pairs[:, :width]), torch.from_numpy(pairs[:, width:])
         gram = x.T @ x + RIDGE_PENALTY * torch.eye(width, dtype=x.dtype)
         weight = torch.linalg.solve(gram, x.T @ y).float()
-        return lambda patches: patches @ weight
 
-    def _score(self, test: Sequence[int], forecast: Any) -> Tensor:
+        def forecast(patches: Tensor) -> Tensor:
+            return patches @ weight
+
+        return forecast
+
+    def _score(self, test: Sequence[int], forecast: Callable[[Tensor], Tensor]) -> Tensor:
         batch = self.batch("test", test)
-        return self.metric.update(forecast(batch.inputs["x"]), batch, [])
+        patches = batch.inputs["x"]
+        assert patches is not None
+        return self.metric.update(forecast(patches), batch, [])
 
 
 class ForecastError(MeanMetric):
