@@ -4,11 +4,18 @@ away."""
 import itertools
 import json
 import math
+import re
+import signal
+import subprocess
+import sys
 from collections import Counter
 from datetime import datetime
 
+import httpx
 import pytest
+from typer.testing import CliRunner
 
+from regard.cli import app
 from regard.watch.demo import ATTACKS, generate_labelled_traffic, generate_traffic
 
 
@@ -100,3 +107,37 @@ def test_traffic_without_end():
 def test_wrong_arguments(options, message):
     with pytest.raises(ValueError, match=message):
         next(generate_traffic(**options))
+
+
+def test_demo_from_end_to_end(tmp_path):
+    """Fails if the demo does not learn, follow every event, serve its page, say what was found and
+    missed, and end when it is told to."""
+    command = [sys.executable, "-m", "regard", "watch", "demo", "--out", str(tmp_path / "demo")]
+    command += ["--users", "25", "--learn-days", "2", "--days", "1", "--seconds", "1"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        lines = []
+        while not (lines and "stays open" in lines[-1]):
+            lines.append(process.stderr.readline())
+            assert lines[-1], "".join(lines)
+        url, token = re.search(r"(http://\S+)/sign-in#(\S+)", lines[-1]).groups()
+        headers = {"Authorization": f"Bearer {token}"}
+        statuses = {"status": ["alert", "shadow", "repeated"]}  # most endpoints are new
+        alerts = httpx.get(f"{url}/v1/alerts", params=statuses, headers=headers).json()
+        graph = httpx.get(f"{url}/v1/graph", headers=headers).json()
+        process.send_signal(signal.SIGINT)
+        output, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0 and "Traceback" not in errors, errors
+    assert re.search(r"\d+ of 13 incidents were found", " ".join(output.split())), output
+    assert "API7 server side request forgery" in output
+    assert alerts["total"] > 0 and graph["edges"]
+
+
+def test_demo_in_a_folder_of_others(tmp_path):
+    """Fails if the demo deletes or mixes with files of somebody else."""
+    (tmp_path / "thesis.txt").write_text("x")
+    result = CliRunner().invoke(app, ["watch", "demo", "--out", str(tmp_path)])
+    assert result.exit_code == 1 and "thesis.txt" in result.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]

@@ -236,7 +236,8 @@ def show_result(result: DemoResult) -> None:
     incidents = sum(kind.incidents for kind in result.kinds)
     days = max(result.days, 1e-9)
     echo(
-        f"{found} of {incidents} incidents were found with {result.alerts} alerts "
-        f"({result.alerts / days:.1f} a day; {result.alerts_per_day:g} were asked for). "
-        f"{result.false_alerts} alerts were about normal events."
+        f"{found} of {incidents} incidents were found. {result.alerts} alerts in {days:.1f} days "
+        f"({result.alerts / days:.0f} a day; about {result.alerts_per_day:g} were asked for), "
+        f"{result.false_alerts} of them about normal events; {result.shapes} new shapes of "
+        f"requests, {result.false_shapes} of them normal."
     )

@@ -20,11 +20,12 @@ from regard.watch.detector import OnProgress
 from regard.watch.events import read_events
 from regard.watch.follow.follower import Follower, FollowSettings
 from regard.watch.follow.state_folder import POSITIONS_FOLDER, load_detector, prepare_folder
-from regard.watch.follow.store import AlertEntry, AlertQuery, WatchStore
+from regard.watch.follow.store import AlertQuery, WatchStore
 from regard.watch.learning import Learned, learn_detector
 from regard.watch.outputs.documents import title
 from regard.watch.settings import WatchSettings
 from regard.watch.sources import open_source
+from regard.watch.users.shapes import describe_shape
 
 LEARNED, LIVE, MODEL, STATE = "learn.jsonl", "live.jsonl", "shop.watch", "state"
 FIELDS: dict[str, Any] = {
@@ -79,9 +80,9 @@ class KindResult:
         kind: The kind.
         owasp: What the OWASP list calls it.
         incidents: Number of incidents.
-        found: Number of incidents with an alert.
+        found: Number of incidents with an alert, or whose event was reported as a new shape.
         events: Number of their events.
-        seen_as: Title of the most urgent alert.
+        seen_as: Title of the most urgent alert, or the new shape.
     """
 
     kind: str
@@ -102,6 +103,8 @@ class DemoResult:
         events: Events that were followed.
         alerts: Alerts in all.
         false_alerts: Alerts on normal events.
+        shapes: New shapes of requests that were reported, each once.
+        false_shapes: Those that a normal event was the first of.
         alerts_per_day: The budget.
     """
 
@@ -110,6 +113,8 @@ class DemoResult:
     events: int
     alerts: int
     false_alerts: int
+    shapes: int
+    false_shapes: int
     alerts_per_day: float
 
     def to_json(self) -> dict[str, Any]:
@@ -264,20 +269,25 @@ class ShopDemo:
         """Compare the alerts with the labels."""
         store = WatchStore(self.state)
         try:
-            query = AlertQuery(statuses=REPORTED, limit=1_000_000)
-            alerts = store.alerts(query)
+            alerts = store.alerts(AlertQuery(statuses=REPORTED, limit=1_000_000))
+            shapes = store.shapes()
         finally:
             store.close()
         labels = self.live.labels
-        found: dict[Label | None, list[AlertEntry]] = {}
+        found: dict[Label | None, list[str]] = {}  # incident -> what was said, most urgent first
         for alert in alerts:
-            line = int(alert.content["source"].rpartition(":")[2])
-            found.setdefault(labels[line - 1], []).append(alert)
+            label = labels[line_number(alert.content["source"]) - 1]
+            found.setdefault(label, []).append(title(alert.content))
+        false_alerts = len(found.get(None, []))
+        for shape in shapes:
+            label = labels[line_number(shape.example) - 1]
+            found.setdefault(label, []).append(f"New shape: {describe_shape(shape)}")
+
         kinds = []
         for kind, attack in ATTACKS.items():
             of_kind = [label for label in labels if label is not None and label.kind == kind]
             incidents = dict.fromkeys(of_kind)
-            entries = [entry for label in incidents for entry in found.get(label, [])]
+            said = [text for label in incidents for text in found.get(label, [])]
             kinds.append(
                 KindResult(
                     kind=kind,
@@ -285,7 +295,7 @@ class ShopDemo:
                     incidents=len(incidents),
                     found=sum(label in found for label in incidents),
                     events=len(of_kind),
-                    seen_as=title(entries[0].content) if entries else "",
+                    seen_as=said[0] if said else "",
                 )
             )
         return DemoResult(
@@ -293,9 +303,16 @@ class ShopDemo:
             days=self.live.day,
             events=len(labels),
             alerts=len(alerts),
-            false_alerts=len(found.get(None, [])),
+            false_alerts=false_alerts,
+            shapes=len(shapes),
+            false_shapes=len(found.get(None, [])) - false_alerts,
             alerts_per_day=self.plan.alerts_per_day,
         )
+
+
+def line_number(source: str) -> int:
+    """The line of an event in the file of the live traffic, from 1."""
+    return int(source.rpartition(":")[2])
 
 
 def event_time(event: dict[str, Any]) -> float:
