@@ -320,7 +320,8 @@ def measure_hostile(number: int, seed: int) -> dict[str, Any]:
                 found = len(parser.parse([record]))
                 lines += 1
                 events += found
-                unanswered += not found and letters.total == before
+                answered = found or letters.total > before
+                unanswered += not answered and bool(record.data.strip())
         seconds = time.process_time() - started
         letters.close()
         size = (Path(folder) / "dead.jsonl").stat().st_size

@@ -165,6 +165,12 @@ def test_ignored_paths():
     content = {"a": {"b": 1, "c": {"d": [1, 2]}}, "e": [1], "f": "x"}
     assert leaves(content, ignore=("a.c", "e[]")) == {"a.b": 1, "f": "x"}
     assert kinds(content, ignore=("a",)) == []
+    content = {"url": "http://h/3?a=1&b=2#c", "cookie": "s=1; t=2", "request": "GET /7 HTTP/1.1"}
+    ignored = ("url.host", "url.ids", "url.query", "cookie.s", "request.url", "body.x")
+    assert leaves({**content, "body": '{"x": {"y": 1}, "z": 2}'}, ignore=ignored) == {
+        **{"url": "/3", "url.fragment": "c", "cookie.t": 2, "request.method": "GET"},
+        **{"request.protocol": "HTTP/1.1", "body.z": 2},
+    }
 
 
 def test_limits():

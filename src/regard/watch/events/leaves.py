@@ -181,6 +181,12 @@ class Flattener:
         self.paths.append(node.path)
         self.values.append(value)
 
+    def add_part(self, value: Value, node: PathNode) -> None:
+        """Add one of the values of a text, unless its path is ignored."""
+        if node.path not in self.ignore:
+            self.paths.append(node.path)
+            self.values.append(value)
+
     def add_deep(self, value: Any, node: PathNode, depth: int) -> None:
         """Add what is nested too deep as one leaf."""
         self.keys += count_parsed_keys(value)
@@ -261,27 +267,29 @@ class Flattener:
         if absolute:
             host, slash, path = path.partition("://")[2].partition("/")
             path = slash + path
-            self.add_leaf(host, self.child(node, "host"), depth)
+            self.add_part(host, self.child(node, "host"))
         self.add_leaf(path, node, depth)
         ids = [segment for segment in path.split("/")[:MAX_PARAMETERS] if id_class(segment) == ID]
         if ids:
-            self.add_array([as_integer(segment) for segment in ids], self.child(node, "ids"), depth)
+            child = self.child(node, "ids")
+            items = [as_integer(segment) for segment in ids]
+            self.adder(items, child, depth)(items, child, depth)
         if query:
-            self.add_parameters(query.split("&"), self.child(node, "query"), depth)
+            self.add_parameters(query.split("&"), self.child(node, "query"))
         if fragment:
-            self.add_leaf(fragment, self.child(node, "fragment"), depth)
+            self.add_part(fragment, self.child(node, "fragment"))
 
     def add_form(self, text: str, node: PathNode, depth: int) -> None:
         """Add the fields of a form or of a query string, or any other text as one leaf."""
         if FORM.fullmatch(text):
-            self.add_parameters(text.split("&"), node, depth)
+            self.add_parameters(text.split("&"), node)
         else:
             self.add_leaf(text, node, depth)
 
     def add_cookie(self, text: str, node: PathNode, depth: int) -> None:
         """Add the cookies of a header."""
         if "=" in text:
-            self.add_parameters(text.split(";"), node, depth)
+            self.add_parameters(text.split(";"), node)
         else:
             self.add_leaf(text, node, depth)
 
@@ -292,15 +300,18 @@ class Flattener:
             self.add_leaf(text, node, depth)
             return
         method, url, protocol = match.groups()
-        self.add_leaf(method, self.child(node, "method"), depth)
-        self.add_url(url, self.child(node, "url"), depth)
-        self.add_leaf(protocol, self.child(node, "protocol"), depth)
+        child = self.child(node, "url")
+        self.add_part(method, self.child(node, "method"))
+        self.adder(url, child, depth)(url, child, depth)
+        self.add_part(protocol, self.child(node, "protocol"))
 
-    def add_parameters(self, parameters: list[str], node: PathNode, depth: int) -> None:
+    def add_parameters(self, parameters: list[str], node: PathNode) -> None:
         """Add the leaves of `name=value` texts, with signals for equal names and for too many."""
+        if node.path in self.ignore:
+            return
         if len(parameters) > MAX_PARAMETERS:
             self.signals.append(Signal("too_many_parameters", node.path))
-        names = set()
+        names: set[str | int] = set()
         for parameter in parameters[:MAX_PARAMETERS]:
             name, _, text = parameter.strip().partition("=")
             name, value = unquote_plus(name), as_integer(unquote_plus(text))
@@ -310,7 +321,7 @@ class Flattener:
             names.add(name)
             if isinstance(value, str) and value[:1] in ("{", "["):
                 self.decoded_json = True
-            self.add_leaf(value, child, depth)
+            self.add_part(value, child)
 
     def parse_embedded_json(self) -> None:
         """Replace strings that are JSON objects or arrays by their leaves."""

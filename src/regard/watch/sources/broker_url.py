@@ -73,6 +73,13 @@ def parse_seconds(options: Mapping[str, str], name: str) -> float:
     return seconds
 
 
+def starts_at_beginning(options: Mapping[str, str]) -> bool:
+    """Whether the option `start` is "beginning" and not "new"."""
+    if options["start"] not in ("beginning", "new"):
+        raise SourceError(f"start must be 'beginning' or 'new', not {options['start']!r}")
+    return options["start"] == "beginning"
+
+
 class BackOff:
     """Waits longer after each failure in a row, up to five seconds."""
 

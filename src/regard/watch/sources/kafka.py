@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from time import monotonic, time
 from typing import Any
 
-from regard.watch.sources.broker_url import parse_broker_url, without_password
+from regard.watch.sources.broker_url import parse_broker_url, starts_at_beginning, without_password
 from regard.watch.sources.pending import PendingRecords
 from regard.watch.sources.source import Record, Source, SourceError
 
@@ -48,11 +48,7 @@ class KafkaSource(Source):
         parsed = parse_broker_url(url, {"group": "regard", "start": "beginning"}, EXAMPLE)
         if len(parsed.path) > 1:
             raise SourceError(f"{without_password(url)} names several topics; write {EXAMPLE}")
-        starts = {"beginning": "earliest", "new": "latest"}
-        if parsed.options["start"] not in starts:
-            raise SourceError(
-                f"start must be 'beginning' or 'new', not {parsed.options['start']!r}"
-            )
+        from_beginning = starts_at_beginning(parsed.options)
         (self.topic,) = parsed.path
         self.name = f"kafka:{self.topic}"
         self.pending: PendingRecords[int, int] = PendingRecords()
@@ -62,7 +58,7 @@ class KafkaSource(Source):
         settings = {
             "bootstrap.servers": parsed.host,
             "group.id": parsed.options["group"],
-            "auto.offset.reset": starts[parsed.options["start"]],
+            "auto.offset.reset": "earliest" if from_beginning else "latest",
             "enable.auto.commit": False,
             "log_level": 0,
             "error_cb": self._note_error,

@@ -13,6 +13,7 @@ from regard.watch.sources.broker_url import (
     BackOff,
     parse_broker_url,
     parse_seconds,
+    starts_at_beginning,
     without_password,
 )
 from regard.watch.sources.source import Record, Source, SourceError
@@ -57,10 +58,7 @@ class NatsSource(Source):
         (self.subject,) = parsed.path
         self.options = parsed.options
         self.ack_wait = parse_seconds(parsed.options, "ack_wait")
-        if parsed.options["start"] not in ("beginning", "new"):
-            raise SourceError(
-                f"start must be 'beginning' or 'new', not {parsed.options['start']!r}"
-            )
+        self.from_beginning = starts_at_beginning(parsed.options)
         self.name = f"nats:{self.subject}"
         self.shown = without_password(url)
         self.back_off = BackOff()
@@ -162,9 +160,9 @@ class NatsSource(Source):
         stream = self.options["stream"]
         if not stream:
             stream = await self.stream.find_stream_name_by_subject(self.subject)
-        new = self.options["start"] == "new"
+        policies = api.DeliverPolicy
         config = api.ConsumerConfig(
-            deliver_policy=api.DeliverPolicy.NEW if new else api.DeliverPolicy.ALL,
+            deliver_policy=policies.ALL if self.from_beginning else policies.NEW,
             ack_policy=api.AckPolicy.EXPLICIT,
             ack_wait=self.ack_wait,
             max_ack_pending=MAX_ACK_PENDING,

@@ -13,6 +13,7 @@ from regard.watch.sources.broker_url import (
     BackOff,
     parse_broker_url,
     parse_seconds,
+    starts_at_beginning,
     without_password,
 )
 from regard.watch.sources.source import Record, Source, SourceError
@@ -76,11 +77,7 @@ class RedisSource(Source):
         self.group, self.consumer = parsed.options["group"], parsed.options["consumer"]
         self.field = parsed.options["field"].encode()
         self.idle = parse_seconds(parsed.options, "idle")
-        if parsed.options["start"] not in ("beginning", "new"):
-            raise SourceError(
-                f"start must be 'beginning' or 'new', not {parsed.options['start']!r}"
-            )
-        self.start = "0" if parsed.options["start"] == "beginning" else "$"
+        self.start = "0" if starts_at_beginning(parsed.options) else "$"
         self.client: Any = redis.Redis.from_url(
             f"{parsed.server}/{database}",
             protocol=2,  # answers of version 3 have another shape
