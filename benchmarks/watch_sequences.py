@@ -96,12 +96,52 @@ class PlainMarkov:
         return found
 
 
+def measure_smoothing(train: Visits, test: Visits, order: int) -> dict[str, float]:
+    """Nats of two classical smoothings with fixed parameters, beside those that are chosen."""
+    counts: list[dict[tuple[int, ...], Counter[int]]] = [
+        defaultdict(Counter) for _ in range(order + 1)
+    ]
+    start = [0] * order  # so that every context is whole
+    for visit in train:
+        padded = start + visit
+        for i in range(order + 1, len(padded)):
+            for k in range(order + 1):
+                counts[k][tuple(padded[i - k : i])][padded[i]] += 1
+    continuations: list[dict[tuple[int, ...], Counter[int]]] = [
+        defaultdict(Counter) for _ in range(order + 1)
+    ]
+    for k in range(order):  # in how many contexts of one more category
+        for context, following in counts[k + 1].items():
+            continuations[k][context[1:]].update(following.keys())
+    continuations[order] = counts[order]
+
+    losses: dict[str, list[float]] = defaultdict(list)
+    for visit in test:
+        padded = start + visit
+        for i in range(order + 1, len(padded)):
+            kneser_ney = witten_bell = 1 / CATEGORIES
+            for k in range(order + 1):
+                context, x = tuple(padded[i - k : i]), padded[i]
+                known, unique = counts[k].get(context), continuations[k].get(context)
+                if known:
+                    n, types = known.total(), len(known)
+                    witten_bell = (known[x] + types * witten_bell) / (n + types)
+                if unique:
+                    share = max(unique[x] - 0.75, 0) + 0.75 * len(unique) * kneser_ney
+                    kneser_ney = share / unique.total()
+            losses["Witten-Bell"].append(-math.log(witten_bell))
+            losses["interpolated Kneser-Ney"].append(-math.log(kneser_ney))
+    return {f"{name}, order {order}": float(np.mean(each)) for name, each in losses.items()}
+
+
 def measure_next(train: Visits, test: Visits, sequence: SequenceLevel) -> dict[str, Any]:
     scores: dict[str, Any] = {}
     for order in (1, 2, 3, 4):
         model = PlainMarkov(train, order)
         bits = [each for visit in test for each in model.bits(visit)]
         scores[f"order {order}"] = float(np.mean(bits)) * math.log(2)
+    for order in (3, MOST_ORDER):
+        scores |= measure_smoothing(train, test, order)
 
     events = as_events(test, "test")
     later = np.array([not event.source.endswith(":0") for event in events])
@@ -161,6 +201,22 @@ def rank(labels: np.ndarray, scores: np.ndarray) -> dict[str, float]:
     }
 
 
+def path_significance(path: PathLevel, visits: Visits) -> list[np.ndarray]:
+    """-log2 P(X <= f) of the path that ends at each click, of 2 or 3 steps: HYPA's score alone."""
+    size, found = path.vocabulary.size, []
+    for visit in visits:
+        numbers = [path.vocabulary.ids["", f"GET /{page}"] for page in visit]
+        bits = np.zeros(len(visit))
+        for ensemble in path.ensembles:
+            for i in range(ensemble.steps, len(visit)):
+                walked = 0
+                for number in numbers[i - ensemble.steps : i + 1]:
+                    walked = walked * size + number
+                bits[i] = max(bits[i], -ensemble.log_cdf(walked) / math.log(2))
+        found.append(bits)
+    return found
+
+
 def measure_detours(
     train: Visits, test: Visits, sequence: SequenceLevel, path: PathLevel
 ) -> dict[str, Any]:
@@ -188,6 +244,7 @@ def measure_detours(
         }
         clicks["sequence level"] = [np.array([0.0, *each[1:]]) for each in transition]
         clicks["path level"] = np.split(path_bits, ends)
+        clicks["P(X <= f) alone"] = path_significance(path, visits)
         clicks["random"] = [rng.random(len(visit)) for visit in visits]
 
         row = {}

@@ -216,6 +216,27 @@ def test_fit_on_nothing_and_on_one_event():
             level.update(make_events({"u": ["a", "b"]}))
 
 
+def test_independent_endpoints_have_no_context_but_gaps_do():
+    """Fails if the model of gaps loses the endpoint before where the next one does not depend on
+    it, in the level that was fitted or in the stored one."""
+    rng = np.random.default_rng(9)
+    events, times = [], dict.fromkeys("abcdefgh", 0.0)
+    for i in range(2_000):
+        user = "abcdefgh"[i % 8]
+        endpoint = ("quick", "slow")[int(rng.integers(2))]
+        events.append(Event(times[user], user, endpoint, [], [], str(i)))
+        times[user] += {"quick": 1.0, "slow": 100.0}[endpoint]
+    events.sort(key=lambda event: event.time)
+    level = SequenceLevel(WatchSettings())
+    level.fit(events)
+    assert level.transitions.order == 0
+    for each in (level, stored(level)):
+        after_quick = make_events({"new": ["quick", "quick"]}, step=1.0)
+        after_slow = make_events({"new": ["slow", "quick"]}, step=1.0)
+        assert each.score(after_quick, {}).bits[4] < 1
+        assert each.score(after_slow, {}).bits[4] > 5
+
+
 def test_vocabulary_has_room_and_an_end():
     """Fails if an endless list of endpoints grows the vocabulary, or tenants share endpoints."""
     vocabulary = EndpointVocabulary()

@@ -95,13 +95,13 @@ class ContextMemory:
 
     Args:
         vocabulary: Numbers of endpoints; new ones are added.
-        order: Endpoints remembered.
+        order: Endpoints remembered; at least one.
         most: Most entities remembered: the latest.
     """
 
     def __init__(self, vocabulary: EndpointVocabulary, order: int, *, most: int = 100_000) -> None:
         self.vocabulary, self.most = vocabulary, most
-        self.modulus = vocabulary.size**order
+        self.modulus = vocabulary.size ** max(order, 1)
         self.started: float | None = None
         self._last: OrderedDict[tuple[str, str], tuple[int, float]] = OrderedDict()
 

@@ -98,6 +98,7 @@ class SequenceLevel(Level):
         self.events_since_halving = 0
 
     def fit(self, events: Sequence[Event]) -> None:
+        self.vocabulary = EndpointVocabulary()
         self.vocabulary.fit(events)
         size = self.vocabulary.size
         order = self.vocabulary.longest_context(self.settings.order)
@@ -117,7 +118,7 @@ class SequenceLevel(Level):
 
     def score(self, events: Sequence[Event], states: dict[tuple[str, str], Any]) -> Surprise:
         size, ids = self.vocabulary.size, self.vocabulary.ids
-        modulus = size**self.transitions.order
+        modulus = self.memory.modulus
         copied: set[tuple[str, str]] = set()
         bits: list[float] = []
         for event in events:
@@ -188,7 +189,7 @@ class SequenceLevel(Level):
             text = f"{observed} between {last} and {event.endpoint}; usual: {_listed(expected)}"
             return Finding(self.name, "gap", "(time)", observed, bits, 1.0, expected, text)
 
-        ranked = self.transitions.most_probable(context % size**self.transitions.order, size)
+        ranked = self.transitions.most_probable(context % self.memory.modulus, size)
         likely = [
             (self.vocabulary.name(each), own_probability(state, each, p, self.own_strength))
             for each, p in ranked

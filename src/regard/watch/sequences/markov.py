@@ -36,8 +36,8 @@ class BackoffMarkov:
     uniform. With a = 0 it is absolute discounting, with d = 0 the hierarchical Dirichlet model of
     MacKay & Peto (1995), and both together are an approximation of the hierarchical Pitman-Yor
     process (Teh, 2006). d and a of each order, and the order itself, are chosen on held-out data.
-    Counts are those of all occurrences; those of Kneser-Ney, which count each longer context once,
-    carry little when there are few symbols and many data.
+    Counts are those of all occurrences in every order, so that an update is an increment.
+    Kneser-Ney's, which count each longer context once, are no better here (docs/watch-levels.md).
 
     A context is one integer, the last symbols as digits in base `symbols`, the newest last:
     ``context % symbols**k`` are the last k of them.

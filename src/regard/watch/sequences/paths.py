@@ -162,6 +162,7 @@ class PathLevel(Level):
         self.events_since_halving = 0
 
     def fit(self, events: Sequence[Event]) -> None:
+        self.vocabulary = EndpointVocabulary()
         self.vocabulary.fit(events)
         self._build_ensembles()
         self.fitted_events = len(events)
