@@ -103,7 +103,8 @@ def _test_sessions(
     rng.shuffle(sessions)
     half = len(sessions) // 2
     chosen, unedited = sessions[:half][:edits], sessions[half:][:MOST_UNEDITED]
-    if len(by_entity) < FEWEST_ENTITIES or len(chosen) < FEWEST_SESSIONS:
+    entities = {each[0].event.entity for each in sessions}
+    if len(entities) < FEWEST_ENTITIES or len(chosen) < FEWEST_SESSIONS:
         return {}
 
     def least_p(session: Session, events: Sequence[Event]) -> npt.NDArray[np.float64]:

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import log2
 from typing import Any
 
@@ -33,7 +33,7 @@ from regard.watch.event import Event, Value, value_kind
 from regard.watch.leaves.characters import CharacterModel
 from regard.watch.leaves.count_sketch import CountSketch, combine_keys, hash_value
 from regard.watch.leaves.magnitudes import MagnitudeModel
-from regard.watch.leaves.schema import EndpointSchema
+from regard.watch.leaves.schema import EndpointSchema, NoveltyRates
 from regard.watch.level import Finding, Level, Surprise
 from regard.watch.settings import WatchSettings
 
@@ -44,13 +44,14 @@ _KIND_BITS = np.array([0.0, 0.0, 0.0, 1.0, 0.0])  # of a value that no model loo
 # Parts that every event has, before its leaves: their calibration groups.
 HEAD = ("endpoint", "unseen_key", "missing_key", "size", "signal")
 SIGNAL = HEAD.index("signal")
-SIZE_PATH = "(number of repeated leaves)"
 
 MAX_ENDPOINTS, MAX_PATHS, MAX_CONTEXTS = 8_192, 16_384, 65_536
 MAX_MEMO, MAX_SHAPE_MEMO = 400_000, 20_000
 TOP_VALUES = 16  # values kept for each context, to be shown
 SHOWN_CHARACTERS = 120
-PENDING_SHARE, MAX_PENDING = 0.02, 4_096  # events that are learned at a time
+# Events are learned at a time when they are 2 % of those that are known and ten seconds have gone
+# by, or when they are many.
+PENDING_SHARE, PENDING_SECONDS, MAX_PENDING = 0.02, 10.0, 4_096
 FIRST_PORTION = 256
 MEASURED = 4_096  # values of each portion whose bits are measured
 KNOWN_VALUES = 16  # of a context, before the bits of its values are measured
@@ -120,8 +121,8 @@ class LeafLevel(Level):
     Memory is bounded: values are counted in a `CountSketch`, characters in one hashed table, and
     there is a largest number of endpoints, paths and contexts; further ones share one entry.
 
-    Events given to `update` are learned in portions (2 % of what is known, at most `MAX_PENDING`),
-    so that the bits of frequent values need not be computed again for each event.
+    Events given to `update` are learned in portions, so that the bits of frequent values need not
+    be computed again for each event.
     """
 
     name = "leaf"
@@ -132,6 +133,7 @@ class LeafLevel(Level):
         self.secret = b""
         self.events = 0
         self.schemas: dict[tuple[str, str], EndpointSchema] = {}
+        self.novelty = NoveltyRates()
         self.path_ids: dict[tuple[str, str], int] = {}
         self.path_names: list[tuple[str, str]] = []
         self.path_groups: list[int] = []
@@ -165,7 +167,14 @@ class LeafLevel(Level):
 
     def update(self, events: Sequence[Event]) -> None:
         self._pending.extend(events)
-        if len(self._pending) > min(self.events * PENDING_SHARE, MAX_PENDING):
+        count = len(self._pending)
+        if count and (
+            count >= MAX_PENDING
+            or (
+                count > self.events * PENDING_SHARE
+                and self._pending[-1].time - self._pending[0].time > PENDING_SECONDS
+            )
+        ):
             self.flush()
 
     def flush(self) -> None:
@@ -182,9 +191,7 @@ class LeafLevel(Level):
         pairs: Counter[tuple[int, Key]] = Counter()
         for event in events:
             shape = (event.tenant, event.endpoint, tuple(event.paths))
-            pairs.update(zip(contexts[shape], map(make_key, event.values), strict=False))
-            repeated = len(contexts[shape]) - len(set(contexts[shape]))
-            pairs[contexts[shape][-1], (int, repeated)] += 1
+            pairs.update(zip(contexts[shape], map(make_key, event.values), strict=True))
             if event.signals:
                 schema = self._schema(event.tenant, event.endpoint)
                 for kind in {signal.kind for signal in event.signals}:
@@ -204,11 +211,10 @@ class LeafLevel(Level):
     def _count_shape(
         self, tenant: str, endpoint: str, paths: tuple[str, ...], count: int
     ) -> list[int]:
-        """Count the keys of events with the same paths; the context of each leaf, and the context
-        of their number."""
+        """Count the keys of events with the same paths; the context of each leaf."""
         schema = self._schema(tenant, endpoint)
-        found = [self._context(schema, tenant, path) for path in (*paths, SIZE_PATH)]
-        schema.add(frozenset(found[:-1]), count)
+        found = [self._context(schema, tenant, path) for path in paths]
+        schema.add(frozenset(found), len(paths) - len(set(paths)), count, self.novelty)
         return found
 
     def _context(self, schema: EndpointSchema, tenant: str, path: str) -> int:
@@ -468,7 +474,7 @@ class LeafLevel(Level):
         unseen, missing = self._key_findings(schema, tenant, paths)
         keys = map(_memo_key, contexts, path_ids)
         of_leaves = self._usual_bits(np.array(contexts, np.int64), np.array(path_ids, np.int64))
-        size_bits, usual_size = self._size_bits(schema, len(paths) - len(set(paths)))
+        repeated = len(paths) - len(set(paths))
         layout = _Layout(
             groups=np.array(
                 [
@@ -477,12 +483,12 @@ class LeafLevel(Level):
                 ],
                 np.int32,
             ),
-            usual=np.array([0.0, 0.0, 0.0, usual_size, 0.0, *of_leaves]),
+            usual=np.array([*np.zeros(len(HEAD)), *of_leaves]),
             head=[
                 self._endpoint_bits(schema),
                 unseen[0].bits if unseen else 0.0,
                 missing[0].bits if missing else 0.0,
-                size_bits,
+                schema.size_bits(repeated) if schema else 0.0,
             ],
             contexts=contexts,
             path_ids=path_ids,
@@ -499,15 +505,6 @@ class LeafLevel(Level):
         if not total:
             return 0.0
         return log2(total / (schema.events if schema and schema.events else len(self.schemas)))
-
-    def _size_bits(self, schema: EndpointSchema | None, repeated: int) -> tuple[float, float]:
-        """Surprise of the number of leaves that share a path with one before, and what is usual."""
-        if schema is None or SIZE_PATH not in schema.contexts:
-            return 0.0, 0.0
-        context = np.array([schema.contexts[SIZE_PATH]])
-        path = self.context_paths[context]
-        bits = self.value_bits(context.tolist(), path.tolist(), [repeated])
-        return float(bits[0]), float(self._usual_bits(context, path)[0])
 
     def _signal_bits(self, event: Event) -> float:
         schema = self.schemas.get((event.tenant, event.endpoint), EndpointSchema(self.events))
@@ -526,15 +523,18 @@ class LeafLevel(Level):
         names = {context: path for path, context in schema.contexts.items()}
         nearest = schema.nearest_shape(shape)
         more, less = shape - nearest, nearest - shape
-        new_shape = schema.new_shape_bits()
+        rates = self.novelty
+        new_shape = schema.new_shape_bits(rates)
         unseen = [
-            _KeyFinding(path, max(schema.unseen_key_bits(), new_shape)) for path in unknown
+            _KeyFinding(path, max(schema.unseen_key_bits(rates), new_shape)) for path in unknown
         ] + [
             _KeyFinding(names[each], max(schema.present_bits(each), new_shape * (each in more)))
             for each in shape
         ]
         missing = [
-            _KeyFinding(names[each], max(schema.missing_bits(each), new_shape * (each in less)))
+            _KeyFinding(
+                names[each], max(schema.missing_bits(each, rates), new_shape * (each in less))
+            )
             for each in schema.presence
             if each not in shape
         ]
@@ -577,12 +577,11 @@ class LeafLevel(Level):
             path = found[0].path if found else ""
             return self._explain_key(event, kind, path, schema, bits)
         if kind == "size":
-            expected = self._expected(schema, SIZE_PATH)
             path, count = Counter(event.paths).most_common(1)[0] if event.paths else ("", 0)
             repeated = len(event.paths) - len(set(event.paths))
             text = (
-                f"{repeated:,} leaves are further elements of arrays, most of them at {path}; "
-                f"usually {_list_values(expected)}"
+                f"{repeated:,} leaves are further elements of arrays, most of them at {path}: an "
+                "unusual number"
             )
             return Finding(self.name, kind, path, count, bits, 1.0, [], text)
         worst = max(
@@ -653,6 +652,7 @@ class LeafLevel(Level):
         return {
             "settings": self.settings.model_dump(mode="json"),
             "events": self.events,
+            "novelty": asdict(self.novelty),
             "schemas": [[*key, schema.to_json()] for key, schema in self.schemas.items()],
             "paths": self.path_names,
             "path_groups": self.path_groups,
@@ -690,6 +690,7 @@ class LeafLevel(Level):
     def from_json(cls, content: dict[str, Any], tensors: dict[str, npt.NDArray[Any]]) -> LeafLevel:
         level = cls(WatchSettings.model_validate(content["settings"]))
         level.events = content["events"]
+        level.novelty = NoveltyRates(**content["novelty"])
         level.schemas = {
             (tenant, endpoint): EndpointSchema.from_json(schema)
             for tenant, endpoint, schema in content["schemas"]

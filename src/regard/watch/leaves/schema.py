@@ -7,6 +7,34 @@ from math import log2
 from typing import Any
 
 MAX_SHAPES = 64  # combinations of keys that are kept for an endpoint
+KNOWN = 16  # events of an endpoint before what is new in it counts for the rates of all endpoints
+PRIOR_EVENTS = 10.0  # weight of the rates of all endpoints in those of one
+
+
+@dataclass
+class NoveltyRates:
+    """How often events of endpoints that are known bring something new: an endpoint with few events
+    is like the others.
+
+    Attributes:
+        events: Number of events.
+        shapes: Number of events with a new combination of keys.
+        keys: Number of events with a key that their endpoint never had.
+    """
+
+    events: int = 0
+    shapes: int = 0
+    keys: int = 0
+
+    @property
+    def new_shape(self) -> float:
+        """Probability of a new combination."""
+        return (self.shapes + 0.5) / (self.events + 1)
+
+    @property
+    def new_key(self) -> float:
+        """Probability of a new key."""
+        return (self.keys + 0.5) / (self.events + 1)
 
 
 @dataclass
@@ -21,6 +49,8 @@ class EndpointSchema:
         presence: Context -> number of events that have it.
         shapes: Shape -> number of events, for the most frequent ones.
         shape_types: Number of different shapes, kept or not.
+        sizes: Number of leaves that repeat a path, in steps of a quarter of a doubling -> number of
+            events.
         signals: Kind of a signal -> number of events that have it.
     """
 
@@ -29,11 +59,23 @@ class EndpointSchema:
     presence: dict[int, int] = field(default_factory=dict)
     shapes: dict[frozenset[int], int] = field(default_factory=dict)
     shape_types: int = 0
+    sizes: dict[int, int] = field(default_factory=dict)
     signals: dict[str, int] = field(default_factory=dict)
 
-    def add(self, shape: frozenset[int], events: int) -> None:
-        """Count events of a shape."""
+    def add(self, shape: frozenset[int], repeated: int, events: int, rates: NoveltyRates) -> None:
+        """Count events of a shape.
+
+        Args:
+            repeated: Number of their leaves that share a path with one before.
+            rates: Counts what is new in them, for all endpoints.
+        """
+        if self.events >= KNOWN:
+            rates.events += events
+            rates.shapes += shape not in self.shapes
+            rates.keys += not self.presence.keys() >= shape
         self.events += events
+        step = _size_step(repeated)
+        self.sizes[step] = self.sizes.get(step, 0) + events
         for context in shape:
             self.presence[context] = self.presence.get(context, 0) + events
         if shape not in self.shapes:
@@ -42,9 +84,11 @@ class EndpointSchema:
                 del self.shapes[min(self.shapes, key=self.shapes.__getitem__)]
         self.shapes[shape] = self.shapes.get(shape, 0) + events
 
-    def new_shape_bits(self) -> float:
-        """Surprise of a combination of keys that is new."""
-        return log2((self.events + self.shape_types) / self.shape_types)
+    def new_shape_bits(self, rates: NoveltyRates) -> float:
+        """Surprise of a combination of keys that is new, from the number of combinations that one
+        event had (Good 1953)."""
+        once = sum(count == 1 for count in self.shapes.values())
+        return self._new_bits(once, rates.new_shape)
 
     def nearest_shape(self, shape: frozenset[int]) -> frozenset[int]:
         """The known shape that differs in the fewest keys; the more frequent of two."""
@@ -52,20 +96,34 @@ class EndpointSchema:
             return shape
         return min(self.shapes, key=lambda each: (len(each ^ shape), -self.shapes[each]))
 
-    def unseen_key_bits(self) -> float:
-        """Surprise of a key that no event had, from the number of keys that one event had
-        (Good 1953)."""
+    def unseen_key_bits(self, rates: NoveltyRates) -> float:
+        """Surprise of a key that no event had, from the number of keys that one event had."""
         once = sum(count == 1 for count in self.presence.values()) if self.events > 1 else 0
-        return log2((self.events + 1) / (once + 0.5)) if self.events else 0.0
+        return self._new_bits(once, rates.new_key)
 
     def present_bits(self, context: int) -> float:
-        """Surprise that a key is there."""
-        return log2((self.events + 1) / (self.presence.get(context, 0) + 0.5))
+        """Surprise that a key is there which some events had."""
+        return log2((self.events + 1) / (self.presence[context] + 0.5))
 
-    def missing_bits(self, context: int) -> float:
+    def missing_bits(self, context: int, rates: NoveltyRates) -> float:
         """Surprise that a key is not there."""
-        absent = self.events - self.presence.get(context, 0)
+        absent = self.events - self.presence[context]
+        if not absent:
+            return self._new_bits(0, rates.new_shape)
         return log2((self.events + 1) / (absent + 0.5))
+
+    def _new_bits(self, once: int, rate: float) -> float:
+        """Surprise of something new: a share of `once` of the events, with a prior."""
+        new = once + PRIOR_EVENTS * rate
+        return max(log2((self.events + PRIOR_EVENTS) / new), 0.0)
+
+    def size_bits(self, repeated: int) -> float:
+        """Surprise of the number of leaves that share a path with one before; half of the weight of
+        a size goes to the sizes beside it."""
+        step = _size_step(repeated)
+        beside = self.sizes.get(step - 1, 0) + self.sizes.get(step + 1, 0)
+        seen = self.sizes.get(step, 0) + beside / 4
+        return max(log2((1.5 * self.events + 0.5) / (seen + 0.5 / 64)), 0.0) if self.events else 0.0
 
     def signal_bits(self, kind: str) -> float:
         """Surprise of a signal."""
@@ -79,6 +137,7 @@ class EndpointSchema:
             "presence": list(self.presence.items()),
             "shapes": [[sorted(shape), count] for shape, count in self.shapes.items()],
             "shape_types": self.shape_types,
+            "sizes": list(self.sizes.items()),
             "signals": self.signals,
         }
 
@@ -91,5 +150,10 @@ class EndpointSchema:
             presence=dict(content["presence"]),
             shapes={frozenset(shape): count for shape, count in content["shapes"]},
             shape_types=content["shape_types"],
+            sizes=dict(content["sizes"]),
             signals=content["signals"],
         )
+
+
+def _size_step(repeated: int) -> int:
+    return round(4 * log2(1 + repeated))
