@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from regard.errors import Unsupported
+from regard.models import ModelConfig, build
 from regard.models.spec import ModuleSpec
 from regard.tasks import IGNORE_INDEX, create_task
 from regard.tasks.event_splits import split_by_time
@@ -40,6 +41,7 @@ from regard.watch.network.leaf_vocabulary import (
 )
 from regard.watch.network.mixture import fit_weights, measure_gain, saved_bits
 from regard.watch.network.sequence_network import SequenceNetwork
+from regard.watch.network.stream_states import StreamStateCodec
 from regard.watch.sequences import SequenceLevel
 from regard.watch.settings import WatchSettings
 
@@ -381,6 +383,40 @@ def test_states_are_the_same_in_any_batch(events, mixer):
         "sequence", json.loads(json.dumps(level.to_json())), level.tensors()
     )
     assert np.allclose(loaded.score(test, {}).bits, together.bits, atol=1e-4)
+
+
+@pytest.mark.parametrize("mixer", ["average_pool", "hard_gaussian", "dynamic_conv", "local"])
+def test_stream_states_survive_json(mixer):
+    """Fails if a state is not the same after JSON, which some mixers keep as arrays or windows; or
+    if what is no state is accepted."""
+    spec = {"name": mixer, "arguments": {"window": 4} if mixer == "local" else {}}
+    model = build(
+        ModelConfig(
+            kind="decoder",
+            input={"kind": "features", "num_features": 50, "features_per_token": 3},
+            head={"kind": "token_classification", "num_classes": 5},
+            dim=16,
+            heads=2,
+            layers=2,
+            mixer=spec,
+            position="none",
+        )
+    ).eval()
+    codec = StreamStateCodec(model, 3)
+    assert codec.reason is None
+    x = torch.randint(1, 50, (1, 3, 9), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        _, state = model.stream(x[..., :5])
+        loaded = codec.decode(json.loads(json.dumps(codec.encode(state))))
+        one, other = (model.stream(x[..., 5:], each)[0] for each in (state, loaded))
+    assert torch.equal(one, other)
+    for wrong in (
+        {"structure": ["eval", []], "tensors": ""},
+        {},
+        {"structure": 1, "tensors": "??"},
+    ):
+        with pytest.raises(ValueError, match="not the state of an entity"):
+            codec.decode(wrong)
 
 
 def test_sequence_network_knows_the_round(events):

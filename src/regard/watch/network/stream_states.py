@@ -6,6 +6,7 @@ import base64
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as parse_tensors, save as serialize
@@ -14,7 +15,7 @@ from torch import Tensor
 from regard.errors import Unsupported
 from regard.models import Model
 from regard.models.model import Decoder
-from regard.state import State, state_bytes
+from regard.state import State, leaves
 
 MAX_BYTES = 1 << 16  # of the state of one entity
 CHUNKS = (1, 1, 62, 64, 128)  # of a stream after which the size of a state is known
@@ -50,7 +51,7 @@ class StreamStateCodec:
         try:
             for length in CHUNKS:
                 _, state = model.stream(torch.ones(1, width, length, dtype=torch.int64), state)
-                sizes.append(state_bytes(state))
+                sizes.append(sum(_leaf_bytes(leaf) for leaf in leaves(state)))
                 for each in _named_tuples(state):
                     self.classes[type(each).__name__] = type(each)
         except Unsupported as error:
@@ -78,9 +79,10 @@ class StreamStateCodec:
 
     def _describe(self, state: State, tensors: dict[str, Tensor]) -> Any:
         """The structure of a state: a number or None as it is, else [name, parts]."""
-        if isinstance(state, Tensor):
-            tensors[str(len(tensors))] = state
-            return ["tensor", str(len(tensors) - 1)]
+        if isinstance(state, Tensor | np.ndarray):
+            is_tensor, name = isinstance(state, Tensor), str(len(tensors))
+            tensors[name] = state if isinstance(state, Tensor) else torch.from_numpy(state)
+            return ["tensor" if is_tensor else "array", name]
         if isinstance(state, dict):
             parts = [[key, self._describe(part, tensors)] for key, part in state.items()]
             return ["dict", parts]
@@ -88,20 +90,29 @@ class StreamStateCodec:
             return [type(state).__name__, [self._describe(part, tensors) for part in state]]
         if state is None or isinstance(state, int | float):
             return state
+        if isinstance(state, np.generic):
+            return state.item()
         raise TypeError(f"a state of {type(state).__name__} cannot be stored")
 
     def _build(self, structure: Any, tensors: dict[str, Tensor]) -> State:
         if not isinstance(structure, list):
             return structure
         name, parts = structure
-        if name == "tensor":
-            return tensors[parts]
+        if name in ("tensor", "array"):
+            return tensors[parts] if name == "tensor" else tensors[parts].numpy()
         if name == "dict":
             return {key: self._build(part, tensors) for key, part in parts}
         built = [self._build(part, tensors) for part in parts]
         if name in ("tuple", "list"):
             return tuple(built) if name == "tuple" else built
         return self.classes[name](*built)
+
+
+def _leaf_bytes(leaf: Any) -> int:
+    """Bytes of a leaf by itself: a tensor may be a view of a larger one."""
+    if isinstance(leaf, Tensor):
+        return leaf.numel() * leaf.element_size()
+    return leaf.nbytes if isinstance(leaf, np.ndarray) else 0
 
 
 def _named_tuples(state: State) -> Iterator[Any]:
