@@ -192,9 +192,10 @@ function drawHeadMetrics(map) {
     const chance = pick(map.chance[name]);
     return element("div", { title: METRICS[name] },
       element("dt", {}, metricName(name)),
-      element("dd", {}, number(pick(values)), chance === null || chance === undefined ? null : element("small", {}, ` shuffled ${number(chance)}`)));
+      element("dd", {}, number(pick(values)), chance === null || chance === undefined ? null : element("small", {}, ` ${number(chance)}`)));
   });
-  byId("head-metrics").replaceChildren(...entries);
+  const compared = Object.keys(map.chance).length > 0;
+  byId("head-metrics").replaceChildren(...entries, compared ? element("small", {}, "Grey: with the tokens in random order.") : "");
 }
 
 /* Ask the server for finer cells of what is in sight. */
@@ -216,7 +217,7 @@ function sharpen(map, { q, k }) {
     asked.add(key);
     try {
       maps.add(await ask("tile", question));
-      headMap?.draw();
+      headMap?.refresh();
       for (const each of components) if (each.needs.includes("zoom")) each.drawn = null;
       schedule();
     } catch (error) {

@@ -88,7 +88,7 @@ class HeatMap {
       if (cell) this.onSelect?.(cell.q, cell.k);
     });
     canvas.on("keydown", (event) => this.key(event));
-    canvas.on("focus", () => this.cursor ?? this.point({ q: this.marked() ?? 0, k: 0 }));
+    canvas.on("focus", () => this.cursor ?? this.point(this.start()));
     canvas.on("blur", () => this.point(null));
     if (!this.zooms) return;
     // the wheel scrolls the page until the map was clicked; one finger scrolls it until it is zoomed
@@ -101,7 +101,7 @@ class HeatMap {
       .on("zoom", (event) => {
         this.transform = event.transform;
         this.canvas.style.touchAction = this.transform.k > 1 ? "none" : "pan-y";
-        this.draw();
+        this.refresh();
       })
       .on("end", (event) => event.sourceEvent !== undefined && this.onZoom?.(this.window()));
     canvas.call(this.zoom);
@@ -164,9 +164,21 @@ class HeatMap {
     if (document.activeElement === this.canvas) announce(text);
   }
 
+  /* Where the keyboard begins: the chosen row, on the diagonal. */
+  start() {
+    const q = this.marked() ?? 0;
+    return { q, k: Math.floor((q * this.keys) / this.queries) };
+  }
+
+  /* Draw again, with what the cell under the cursor says now. */
+  refresh() {
+    if (this.cursor) this.point(this.cursor);
+    else this.draw();
+  }
+
   key(event) {
     const moves = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] };
-    const cell = this.cursor ?? { q: 0, k: 0 };
+    const cell = this.cursor ?? this.start();
     if (moves[event.key] && !event.altKey && !event.ctrlKey && !event.metaKey) {
       const [down, right] = moves[event.key];
       const { cellQ, cellK } = this.shown().at(-1) ?? { cellQ: 1, cellK: 1 };

@@ -1,7 +1,7 @@
 /* Who looks at whom: lines between tokens, the text shaded by one token, its ins and outs. */
 
 const MOST_LINES = 1200;
-const MOST_SLOTS = 128; // tokens on each side of the lines
+const MOST_SLOTS = 160; // tokens on each side of the lines
 const GROUPS = 64; // groups of tokens, where there are more
 const MOST_READING = 400; // tokens of the text that are shown at once
 
