@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from copy import copy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ EVENTS_IN_WINDOW = 5.0
 FEWEST_WINDOWS = 48
 LAGS = 3  # windows that are looked at together
 LONGEST_PAUSE = 12  # windows without an event that are rows; after more, the series starts anew
+MOST_CLOSED = 16  # closed windows that are remembered, for explanations
 UPDATE_AFTER = 64  # rows that the model learns at once
 
 
@@ -73,6 +75,13 @@ class OpenWindow:
         ]
 
 
+class ClosedWindow(NamedTuple):
+    """How unusual a closed window was."""
+
+    bits: float
+    deviations: list[Deviation]
+
+
 class EndpointSeries:
     """Windows of an endpoint, scored when they close.
 
@@ -87,37 +96,43 @@ class EndpointSeries:
         self.times: list[float] = []
         self.recent: list[tuple[list[float], float]] = []  # the last rows and their times
         self.open: OpenWindow | None = None
-        self.latest_number = -1
-        self.latest_bits = 0.0
-        self.latest: list[Deviation] = []
+        self.closed: dict[int, ClosedWindow] = {}  # the last ones, by number
 
-    def add(self, event: Event, result: Result) -> None:
-        """Count an event; the windows before it are closed."""
+    def copy(self) -> EndpointSeries:
+        """A series that goes on from here without a trace; the model is shared."""
+        other = EndpointSeries(self.seconds)
+        other.model, other.recent, other.closed = self.model, self.recent, dict(self.closed)
+        other.open = copy(self.open)
+        return other
+
+    def add(self, event: Event, result: Result, *, learns: bool = True) -> None:
+        """Count an event; the windows before it are closed.
+
+        Args:
+            learns: Whether the model learns closed windows.
+        """
         number = int(event.time // self.seconds)
-        if self.open is None:
+        # An event that is a little late belongs to the open window; after one from the future, time
+        # starts anew.
+        if self.open is None or number < self.open.number - LONGEST_PAUSE:
             self.open = OpenWindow(number)
-        if number > self.open.number:  # a clock that went back opens no window
-            self._close(self.open)
+        if number > self.open.number:
+            self._close(self.open, learns)
             pause = number - self.open.number - 1
             for missing in range(min(pause, LONGEST_PAUSE)):
-                self._close(OpenWindow(self.open.number + 1 + missing))
+                self._close(OpenWindow(self.open.number + 1 + missing), learns)
             self.open = OpenWindow(number)
         self.open.add(event, result)
 
-    def _close(self, window: OpenWindow) -> None:
+    def _close(self, window: OpenWindow, learns: bool) -> None:
         row, time = window.row(), window.number * self.seconds
         self.recent = [*self.recent[1 - LAGS :], (row, time)]
-        if self.model is not None:
-            rows, times = zip(*self.recent, strict=True)
-            scores = self.model.score(rows, times)
-            self.latest_number, self.latest_bits = window.number, float(scores.bits[-1])
-            self.latest = [
-                Deviation(name, _unlog(name, x), _unlog(name, usual), float(deviation))
-                for name, x, usual, deviation in zip(
-                    ENDPOINT_COLUMNS, row, scores.expected[-1], scores.deviations[-1], strict=True
-                )
-                if not math.isnan(x)
-            ]
+        if self.model is not None and window.number not in self.closed:
+            self.closed[window.number] = self._score(self.model, row)
+            if len(self.closed) > MOST_CLOSED:
+                del self.closed[next(iter(self.closed))]
+        if not learns:
+            return
         self.rows.append(row)
         self.times.append(time)
         if len(self.rows) < UPDATE_AFTER:
@@ -128,6 +143,20 @@ class EndpointSeries:
             self.model.update(self.rows, self.times)
             self.rows, self.times = [], []
 
+    def _score(self, model: SeriesModel, row: list[float]) -> ClosedWindow:
+        """Score the last of the recent rows."""
+        rows, times = zip(*self.recent, strict=True)
+        scores = model.score(rows, times)
+        columns = zip(
+            ENDPOINT_COLUMNS, row, scores.expected[-1], scores.deviations[-1], strict=True
+        )
+        deviations = [
+            Deviation(name, _unlog(name, x), _unlog(name, usual), float(deviation))
+            for name, x, usual, deviation in columns
+            if not math.isnan(x)
+        ]
+        return ClosedWindow(float(scores.bits[-1]), deviations)
+
     def fit(self) -> None:
         """Learn from the windows so far, if they are enough."""
         if len(self.rows) < FEWEST_WINDOWS:
@@ -136,28 +165,36 @@ class EndpointSeries:
         self.model.fit(self.rows, self.times)
         self.rows, self.times = [], []
 
-    def bits_at(self, time: float) -> float:
-        """Bits of the last closed window, if it is the one before the window of `time`."""
-        return self.latest_bits if self._is_recent(time) else 0.0
+    def remember(self, closed: dict[int, ClosedWindow]) -> None:
+        """Keep windows that a copy closed, for explanations."""
+        for number, window in closed.items():
+            self.closed.setdefault(number, window)
+        for number in sorted(self.closed)[:-MOST_CLOSED]:
+            del self.closed[number]
 
-    def largest_deviations(self, time: float) -> list[Deviation]:
-        """The two most unusual columns of that window."""
-        if not self._is_recent(time):
-            return []
-        return sorted(self.latest, key=lambda each: -abs(each.deviation))[:2]
-
-    def _is_recent(self, time: float) -> bool:
-        return self.latest_number >= 0 and int(time // self.seconds) - self.latest_number in (0, 1)
+    def window_before(self, time: float) -> ClosedWindow | None:
+        """The window before that of `time`, if it was closed lately."""
+        return self.closed.get(int(time // self.seconds) - 1)
 
     def to_json(self) -> dict[str, Any]:
-        """What was learned. The open window is not in it: after a restart it begins again."""
+        """All but the arrays. Closed windows, which explain, are not in it."""
         return {
             "seconds": self.seconds,
             "model": None if self.model is None else self.model.to_json(),
+            "open": None
+            if self.open is None
+            else vars(self.open) | {"entities": f"{self.open.entities:x}"},
         }
 
     def tensors(self, prefix: str) -> dict[str, npt.NDArray[Any]]:
-        return {} if self.model is None else self.model.tensors(prefix)
+        """The model's arrays, the rows that it has not learned, and the last rows."""
+        rows = [*zip(self.rows, self.times, strict=True), *self.recent]
+        arrays = {
+            f"{prefix}.rows": np.array([row for row, _ in rows]).reshape(-1, len(ENDPOINT_COLUMNS)),
+            f"{prefix}.times": np.array([time for _, time in rows], dtype=np.float64),
+            f"{prefix}.pending": np.array([len(self.rows)]),
+        }
+        return arrays if self.model is None else arrays | self.model.tensors(prefix)
 
     @classmethod
     def from_json(
@@ -166,6 +203,14 @@ class EndpointSeries:
         series = cls(content["seconds"])
         if content["model"] is not None:
             series.model = SeriesModel.from_json(content["model"], tensors, prefix)
+        rows, times = tensors[f"{prefix}.rows"].tolist(), tensors[f"{prefix}.times"].tolist()
+        pending = int(tensors[f"{prefix}.pending"][0])
+        series.rows, series.times = rows[:pending], times[:pending]
+        series.recent = list(zip(rows[pending:], times[pending:], strict=True))
+        if content["open"] is not None:
+            series.open = OpenWindow(content["open"]["number"])
+            entities = int(content["open"]["entities"], 16)
+            vars(series.open).update(content["open"] | {"entities": entities})
         return series
 
 

@@ -52,8 +52,10 @@ class EntityWindow:
         """Count an event. If it is the first of a new window, the columns of the old one."""
         number = int(time // self.seconds)
         closed = None
-        if self.number is None or number > self.number:  # a clock that went back opens none
-            if self.number is not None:
+        # An event that is a little late belongs to the current window; after one from the future,
+        # time starts anew.
+        if self.number is None or number > self.number or number < self.number - 1:
+            if self.number is not None and number > self.number:
                 closed = self.columns()
                 self._remember(closed)
             self.number, self.sums = number, [0.0, 0.0, 0.0]

@@ -45,7 +45,8 @@ class SeriesLevel(Level):
     bytes and errors; none of them is a rule here. What is an error, a size or an id is said by
     `ResultReader`.
 
-    Endpoint windows advance in `update`, so alerted events are not in them.
+    `score` goes on from the endpoint windows that `update` left, and leaves them as they are: what
+    was not learned, such as alerted events, is not in the next batch's windows.
 
     The state of an entity is {"minute": ..., "hour": ...}.
     """
@@ -92,6 +93,7 @@ class SeriesLevel(Level):
         parts = len(WINDOWS) * width + 1
         bits = np.zeros((len(events), parts))
         opened: dict[tuple[str, str], dict[str, EntityWindow]] = {}
+        advanced: dict[tuple[str, str], EndpointSeries] = {}
         past = {
             name: (each.means.tolist(), each.variances.tolist()) for name, each in self.past.items()
         }
@@ -109,11 +111,17 @@ class SeriesLevel(Level):
                         z = min(max((x - mean) / spread, 0.0), LARGEST_Z)
                         found.append(z * z / (2 * math.log(2)))
                 bits[i, :-1] = found
-            series = self.endpoints.get((event.tenant, event.endpoint))
-            if series is not None:
-                bits[i, -1] = series.bits_at(event.time)
+            endpoint = (event.tenant, event.endpoint)
+            if endpoint in self.endpoints:
+                if endpoint not in advanced:
+                    advanced[endpoint] = self.endpoints[endpoint].copy()
+                advanced[endpoint].add(event, result, learns=False)
+                window_before = advanced[endpoint].window_before(event.time)
+                bits[i, -1] = window_before.bits if window_before is not None else 0.0
         for key, windows in opened.items():
             states[key] = {name: window.to_json() for name, window in windows.items()}
+        for endpoint, series in advanced.items():
+            self.endpoints[endpoint].remember(series.closed)
         return Surprise(
             np.arange(len(events) + 1, dtype=np.int64) * parts,
             np.tile(np.arange(parts, dtype=np.int32), len(events)),
@@ -183,10 +191,11 @@ class SeriesLevel(Level):
     def _explain_endpoint(self, event: Event, bits: float) -> Finding:
         """Explain the last window of an endpoint by its two most unusual columns."""
         series = self.endpoints.get((event.tenant, event.endpoint))
-        deviations = series.largest_deviations(event.time) if series is not None else []
-        if series is None or not deviations:
+        closed = series.window_before(event.time) if series is not None else None
+        if series is None or closed is None or not closed.deviations:
             text = f"no window of {event.endpoint} was closed just before"
             return Finding(self.name, "series", event.endpoint, None, bits, 1.0, [], text)
+        deviations = sorted(closed.deviations, key=lambda each: -abs(each.deviation))[:2]
         text = f"{event.endpoint} in the last {series.seconds / 60:.0f} min: " + ", ".join(
             f"{each.column} {each.observed:.3g} where {each.expected:.3g} is usual"
             for each in deviations
