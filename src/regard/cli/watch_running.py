@@ -134,7 +134,7 @@ def follow(
 
         settings = FollowSettings(
             batch_size=batch_size,
-            queue_size=8 * batch_size,
+            queue_size=4 * batch_size,
             commit_seconds=parse_duration(commit_every),
             model_seconds=parse_duration(save_every),
             entities_in_memory=entities,

@@ -186,6 +186,9 @@ class Follower:
             while not self.stopping.is_set() and not reader.exhausted:
                 self.health.beat = time.monotonic()
                 records = reader.take(self.settings.batch_size, self._patience())
+                if (changes := self.store.change_count()) != self.changes:
+                    self.changes = changes
+                    self._read_feedback()
                 if records:
                     self._process(records, reader, oldest=time.monotonic() - reader.waited)
                 if self._commit_is_due() and self._commit(reader):
@@ -220,9 +223,6 @@ class Follower:
     def _look_after(self, reader: ReadAhead, sender: AlertSender) -> None:
         """What is to be done now and then."""
         now = time.monotonic()
-        if (changes := self.store.change_count()) != self.changes:
-            self.changes = changes
-            self._read_feedback()
         problems = {"source": reader.error, "output": sender.error}
         for part, problem in problems.items():
             if problem:

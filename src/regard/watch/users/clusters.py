@@ -15,7 +15,7 @@ Matrix = npt.NDArray[np.float64]
 
 MAX_CLUSTERS = 12
 MIN_MEMBERS = 5  # users for each cluster, on average
-MIN_SILHOUETTE = 0.1  # below, users are one cloud: one cluster
+MIN_SILHOUETTE = 0.25  # below, no substantial structure (Kaufman and Rousseeuw 1990): one cluster
 SILHOUETTE_SAMPLE = 2000
 MAX_COUNT = 10_000.0  # points that a centre remembers, so that it can follow a slow change
 
