@@ -483,6 +483,8 @@ def test_redis_group_shares_and_takes_over(redis_server):
     second.acknowledge([record.id for record in claimed])
     assert redis_server.client.xpending("requests", "g")["pending"] == 0
     second.close()
+    (left,) = redis_server.client.xinfo_consumers("requests", "g")
+    assert left["name"] == b"a"  # b has left the group
 
 
 def test_redis_restart(redis_server):

@@ -129,7 +129,15 @@ class RedisSource(Source):
             return
 
     def close(self) -> None:
-        """Close the connection."""
+        """Close the connection, and leave the group if no entry is waiting for this consumer."""
+        names = (self.stream, self.group)
+        try:
+            self._send_acknowledgements()
+            waiting = self.client.xpending_range(*names, "-", "+", 1, consumername=self.consumer)
+            if not waiting:
+                self.client.xgroup_delconsumer(*names, self.consumer)
+        except (self.errors.RedisError, OSError):
+            pass  # another consumer claims what is waiting
         self.client.close()
 
     def lag(self) -> int | None:
