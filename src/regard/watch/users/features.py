@@ -15,6 +15,7 @@ from regard.watch.event import Event, Value
 MAX_ENDPOINTS = 48
 MAX_PATHS = 16
 MAX_VALUES = 7  # of one path, beside "other"
+MAX_KNOWN = 10_000  # strings of a path whose features are remembered
 MAX_LABELS = 200  # of a path, to be looked at
 MIN_SHARING = (
     3  # entities that use a value: an id of the user would say who it is, not how they act
@@ -51,6 +52,7 @@ class UserFeatures:
         for (name, labels), start in zip(self.blocks, self.starts, strict=False):
             self.tables[name] = {label: int(start) + i for i, label in enumerate(labels)}
             self.others[name] = int(start) + len(labels) - 1
+        self.known: dict[str, dict[Value, int]] = {name: {} for name, _ in self.blocks}
 
     def fit(self, events: Sequence[Event]) -> None:
         """Choose the features from normal events."""
@@ -94,23 +96,37 @@ class UserFeatures:
         return f"{value}"[:80]
 
     def indicators(self, event: Event) -> list[int]:
-        """The features of an event that are 1; a block without any is not in it."""
+        """The features of an event that are 1, perhaps some of them twice."""
         found = [
             self.tables[ENDPOINT].get(event.endpoint, self.others[ENDPOINT]),
             self.tables[HOUR][str(int(event.time // 3600) % 24 // HOURS * HOURS)],
         ]
-        tables = self.tables
+        tables, known = self.tables, self.known
         for path, value in zip(event.paths, event.values, strict=True):
-            table = tables.get(path)
-            if table is not None:
-                found.append(table.get(self._label(path, value), self.others[path]))
-        return list(dict.fromkeys(found))
+            if path not in tables:
+                continue
+            if value.__class__ is not str:
+                label = self._label(path, value)
+                found.append(tables[path].get(label, self.others[path]))
+                continue
+            feature = known[path].get(value)
+            if feature is None:
+                feature = tables[path].get(self._label(path, value), self.others[path])
+                if len(known[path]) < MAX_KNOWN:
+                    known[path][value] = feature
+            found.append(feature)
+        return found
 
     def matrix(self, events: Sequence[Event]) -> npt.NDArray[np.float32]:
         """Indicators of events, (events, d)."""
+        rows: list[int] = []
+        features: list[int] = []
+        for row, event in enumerate(events):
+            found = self.indicators(event)
+            rows += [row] * len(found)
+            features += found
         matrix = np.zeros((len(events), self.size), np.float32)
-        for row, event in zip(matrix, events, strict=True):
-            row[self.indicators(event)] = 1.0
+        matrix[rows, features] = 1.0
         return matrix
 
     def describe(self, feature: int) -> str:

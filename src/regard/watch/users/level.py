@@ -164,25 +164,25 @@ class UserLevel(Level):
             steps[occurrences[row]].append(i)
             occurrences[row] += 1
 
-        bits = np.full((len(events), HABITS + len(self.features.blocks)), np.nan)
+        seen = np.full(len(events), -1)  # events of the entity before this one
+        before = np.zeros_like(indicators)
+        fast_after, slow_after = np.zeros_like(indicators), np.zeros_like(indicators)
         for members in steps:
             rows = np.array([row_of[events[i].tenant, events[i].entity] for i in members])
-            habitual = counts[rows] >= MIN_HABIT
-            if habitual.any():
-                chosen = np.array(members)[habitual]
-                bits[chosen, HABITS:] = self._habit_bits(
-                    indicators[chosen], slow[rows[habitual]], counts[rows[habitual]]
-                )
+            seen[members], before[members] = counts[rows], slow[rows]
             counts[rows] += 1
-            for means, rate in ((fast, FAST), (slow, SLOW)):
+            for means, rate, after in ((fast, FAST, fast_after), (slow, SLOW, slow_after)):
                 # a plain mean of the first events, then a decayed one
                 weight = np.maximum(1 / counts[rows], rate)[:, None]
                 means[rows] += weight * (indicators[members] - means[rows])
-            old = counts[rows] > MIN_EVENTS
-            if old.any():
-                bits[np.array(members)[old], :HABITS] = self._move_bits(
-                    fast[rows[old]], slow[rows[old]]
-                )
+                after[members] = means[rows]
+
+        bits = np.full((len(events), HABITS + len(self.features.blocks)), np.nan)
+        habitual, old = seen >= MIN_HABIT, seen >= MIN_EVENTS
+        bits[habitual, HABITS:] = self._habit_bits(
+            indicators[habitual], before[habitual], seen[habitual]
+        )
+        bits[old, :HABITS] = self._move_bits(fast_after[old], slow_after[old])
 
         embeddings = {}
         for key, count, now, usual in zip(keys, counts, fast, slow, strict=True):
