@@ -356,3 +356,23 @@ def test_zooming_into_a_long_map(browser, tmp_path):
     settle(browser)
     assert browser.evaluate("location.hash").startswith("#token=3&zoom=0-256%2C0-256")
     assert text_of(browser, "#head-map .coarseness") == ""
+
+
+def test_lines_between_groups_of_tokens(browser, tmp_path):
+    """Fails if the shares of groups are not the sums of their tokens, also of the last, smaller
+    group, or if a screen reader is not told."""
+    n = 331  # groups of 6, and one token
+    weights = np.full((1, n, n), 1 / n)
+    data = views.make_map_data(0, 4, 4, 1) | {"tiles": [views.make_tile(weights)]}
+    view = views.make_view(
+        [views.make_model([data])], [views.text_sequence([str(i) for i in range(n)])]
+    )
+    open_page(browser, view, tmp_path / "view.html")
+    for side, said in (
+        ("left", "330 looks at 0–5 1.8%, 6–11 1.8%, 12–17 1.8%"),
+        ("right", "330 is looked at by 0–5 0.3%, 6–11 0.3%, 12–17 0.3%"),
+    ):
+        browser.evaluate(f"document.querySelector('#links .{side} .slot:last-child').focus()")
+        browser.wait_for(f"document.getElementById('live').textContent === {json.dumps(said)}")
+    browser.press("ArrowUp")
+    browser.wait_for("document.getElementById('live').textContent.startsWith('324–329 is looked')")

@@ -42,6 +42,7 @@ SCRIPTS = (  # parts of one function, in this order
     "colours",
     "heat_map",
     "heads",
+    "links",
     "tokens",
     "picture",
     "tables",

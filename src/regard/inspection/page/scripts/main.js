@@ -53,7 +53,7 @@ component(["token", "side"], () => headMap?.draw());
 component(["model", "map", "side", "token"], whenTiles(drawTokenPicker));
 component([...HEAD, "token", "side", "zoom"], whenTiles(drawReading));
 component([...HEAD, "zoom"], whenTiles(drawLinks));
-component(["token", "side"], repaintLinks);
+component(["token", "side"], () => links?.paint());
 component([...HEAD, "token", "side", "zoom"], whenTiles(drawInOut));
 component([...HEAD, "token", "side"], () => (currentMap() ? drawPicture() : (byId("picture").hidden = true)));
 component(["model", "map", "contrast", "token", "side"], whenTiles(drawByLayer));
