@@ -38,7 +38,7 @@ MIXERS = (
     ModuleSpec(name="delta_rule"),
     ModuleSpec(name="local", arguments={"window": 8}),
 )
-TASK = {"length": 48, "pairs": 6, "keys": 24, "values": 24}
+TASK = {"length": 32, "pairs": 4, "keys": 16, "values": 16}
 STEPS, EXAMPLES, SEEDS = 1500, 64, (0,)
 
 
@@ -78,7 +78,7 @@ def measure(mixer: ModuleSpec, layers: int, seed: int) -> dict[str, Any]:
             layers=layers,
             dim=64,
             heads=4,
-            settings=TrainSettings(steps=STEPS, batch_size=64, lr=2e-3, seed=seed),
+            settings=TrainSettings(steps=STEPS, batch_size=32, lr=3e-3, seed=seed),
         )
         result = run_training(spec, Path(folder) / "run")
         run = regard.load(Path(folder) / "run", device="cpu")
@@ -97,7 +97,7 @@ def measure(mixer: ModuleSpec, layers: int, seed: int) -> dict[str, Any]:
         score["score"] /= EXAMPLES
         score["chance"] /= EXAMPLES
     best = max(totals, key=lambda each: each["score"])
-    accuracy = result.get("test_accuracy", result)
+    accuracy = float(result["test"])
     return {
         "mixer": str(mixer),
         "layers": layers,

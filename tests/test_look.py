@@ -441,8 +441,10 @@ def test_bad_input_is_named(decoder):
     with pytest.raises(TypeError, match="module"):
         regard.look(3, "a")
     mixer = regard.create("vanilla", dim=64, heads=64)
-    with pytest.raises(ValueError, match=r"100,000 tokens x 64 heads .* --layers 0"):
+    with pytest.raises(ValueError, match=r"100,000 tokens x 64 heads .* 6.6 GB.* at most 32,768"):
         regard.look(mixer, torch.zeros(1, 100_000, 64))
+    with pytest.raises(ValueError, match=r"60,000 tokens x 64 heads .* --layers 0"):
+        regard.look(mixer, torch.zeros(1, 60_000, 64))
     with pytest.raises(ValueError, match="NaN"):
         regard.look(mixer, torch.full((1, 4, 64), math.nan))
     with pytest.raises(ValueError, match="1 to 512"):

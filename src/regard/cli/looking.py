@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from regard.cli.output import USAGE, console, echo, fail, print_json, user_errors
-from regard.cli.parsing import parse_ints, parse_spec
+from regard.cli.parsing import parse_spec
 from regard.cli.plugins import PluginOption
 from regard.cli.recipe_arguments import parse_recipe_arguments
 from regard.inspection.data import MapData, ModelData
@@ -114,13 +114,15 @@ def look_command(
     if target is not None:
         inputs = (text, target)
     with user_errors():
+        from regard.cli.swap import parse_layers
+
         load_plugins(plugin)
         view = build_view(
             name,
             inputs,
             against=against,
             swap=None if mixer is None else (mixer, set_ or []),
-            layers=None if layers is None else list(parse_ints(layers, "layers")),
+            layers=None if layers is None else parse_layers(layers),
             max_tokens=max_tokens,
             length=length,
         )

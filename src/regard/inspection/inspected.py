@@ -20,6 +20,7 @@ from regard.models.model import DualEncoder, EncoderDecoder, outer_mixers
 
 Role = Literal["self", "encoder", "decoder", "cross"]
 MAX_LABELLED = 4096  # tokens of a sequence whose texts are part of a page
+MAX_LENGTH = 1 << 16  # tokens; dense attention takes minutes beyond
 MAX_TOKEN_HEADS = 1 << 21  # tokens x heads whose queries, keys and values are kept
 SEQUENCE_NAMES = {
     "x": "input",
@@ -268,7 +269,8 @@ def count_heads(model: nn.Module) -> int:
 
 
 def check_size(subject: Subject, layers: Sequence[int] | None) -> None:
-    """Refuse an input whose queries, keys and values of all heads would not fit into memory."""
+    """Refuse an input that is too long, or whose queries, keys and values of all heads would not
+    fit into memory."""
     tokens = max(
         (value.shape[-1] for value in subject.ids.values()),
         default=max(
@@ -282,12 +284,13 @@ def check_size(subject: Subject, layers: Sequence[int] | None) -> None:
     )
     if layers is not None:
         share = len(layers) / max(1, mixers)
-    if tokens * heads * share <= MAX_TOKEN_HEADS:
+    if tokens <= MAX_LENGTH and tokens * heads * share <= MAX_TOKEN_HEADS:
         return
     gigabytes = tokens * heads * share * 64 * 4 * 4 / 1e9
-    fits = max(1, int(MAX_TOKEN_HEADS / max(1.0, heads * share)))
+    fits = max(1, min(MAX_LENGTH, int(MAX_TOKEN_HEADS / max(1.0, heads * share))))
+    fewer = "some layers (layers=[0], --layers 0), or for " if tokens <= MAX_LENGTH else ""
     raise ValueError(
         f"{tokens:,} tokens x {heads * share:,.0f} heads are too many: their queries, keys and "
-        f"values alone are about {gigabytes:.0f} GB. Ask for some layers (layers=[0], "
-        f"--layers 0), or for at most {fits:,} tokens."
+        f"values alone are about {gigabytes:.1f} GB, and each head has {tokens**2:.1e} weights. "
+        f"Ask for {fewer}at most {fits:,} tokens."
     )
