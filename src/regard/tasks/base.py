@@ -175,6 +175,16 @@ class Task(ABC):
             raise ValueError("A task without a head needs a loss of its own.")
         return head.loss(output, batch.targets[LABELS], label_smoothing)
 
+    def augment(self, batch: Batch, generator: torch.Generator) -> Batch:
+        """Change the examples of a training batch at random, such as crops of images; by default
+        not at all.
+
+        Args:
+            batch: Examples of the train split, on the CPU.
+            generator: The only source of random numbers, so that runs resume.
+        """
+        return batch
+
     def training_batch(self, batch: Batch) -> Batch:
         """The batch as it is given to the model and to `loss` in training; by default the same.
 
