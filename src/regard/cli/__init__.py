@@ -70,6 +70,7 @@ COMMANDS = {
     "eval": CommandEntry("training:eval_command"),
     "predict": CommandEntry("inference:predict"),
     "generate": CommandEntry("inference:generate"),
+    "sample": CommandEntry("sampling:sample"),
     "topics": CommandEntry("topics:topics"),
     "runs": CommandEntry("runs:runs", slow=False),
     "swap": CommandEntry("swap:swap_command", settings=EXTRA_ARGUMENTS),

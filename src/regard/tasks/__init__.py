@@ -12,6 +12,7 @@ from typing import Any
 from regard.errors import did_you_mean
 from regard.tasks.base import IGNORE_INDEX, Batch, Example, ModelNeeds, Task, TokenTask
 from regard.tasks.byte_text import ByteTextClassification
+from regard.tasks.draw import DRAWTask
 from regard.tasks.image_classification import ImageClassification
 from regard.tasks.image_folder import ImageFolder
 from regard.tasks.language_modeling import LanguageModeling
@@ -58,6 +59,7 @@ TASKS: dict[str, type[Task]] = {
     "listops": ListOps,
     "pathfinder": Pathfinder,
     "image": ImageClassification,
+    "draw": DRAWTask,
     "text": ByteTextClassification,
     "retrieval": TextRetrieval,
 }

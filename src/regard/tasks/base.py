@@ -22,6 +22,7 @@ from torch import Tensor
 
 from regard.errors import check_choice, check_int
 from regard.models.config import (
+    DRAWConfig,
     HeadConfig,
     InputConfig,
     LMHeadConfig,
@@ -107,13 +108,15 @@ class ModelNeeds(StrictModel):
         head: What it returns. None: the tokens (b, n, d).
         length: Maximum number of tokens.
         target: seq2seq only: input of the decoder. None: shares the embedding of the encoder.
+        draw: draw only: the glimpses of the model.
     """
 
-    kind: Literal["encoder", "decoder", "seq2seq", "dual_encoder"]
+    kind: Literal["encoder", "decoder", "seq2seq", "dual_encoder", "draw"]
     input: InputConfig
     head: HeadConfig | None
     length: int
     target: TokenInput | None = None
+    draw: DRAWConfig | None = None
 
 
 class Task(ABC):

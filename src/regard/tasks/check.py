@@ -320,9 +320,10 @@ def _build_model(task: Task) -> Model:
         target=found.target,
         head=found.head,
         dim=16,
-        heads=2,
+        heads=2 if found.draw is None else 1,
         layers=1,
         length=None if isinstance(found.input, PatchInput) else found.length,
+        draw=found.draw,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
