@@ -179,7 +179,7 @@ def test_training_lowers_the_bound_and_resumes(tmp_path):
     runner.invoke(app, arguments)
     assert png.read_bytes() == first
     shown = runner.invoke(app, ["sample", str(tmp_path / "run"), "--out", str(tmp_path / "a.bmp")])
-    assert shown.exit_code == 2 and "must end in .png or .gif" in shown.output
+    assert shown.exit_code == 1 and "must end in .png or .gif" in shown.output
 
 
 def test_sheets_and_boxes(tmp_path):
