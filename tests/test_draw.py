@@ -187,7 +187,7 @@ def test_sheets_and_boxes(tmp_path):
     sheet = contact_sheet(images)
     assert sheet.shape == (2 * 4 + 2, 3 * 3 + 2 * 2) and sheet[6, 5] == 4 and sheet[-1, -1] == 96
     boxes = np.array([[[-5.0, 1, 0, 90]] * 5] * 2)
-    save_images(tmp_path / "a.gif", GeneratedImages(np.stack([images, images]), boxes))
+    save_images(tmp_path / "a.gif", GeneratedImages(np.stack([images, images[::-1]]), boxes))
     assert image_module.open(tmp_path / "a.gif").n_frames == 2
     with pytest.raises(ValueError, match="at least one image"):
         contact_sheet(images[:0])
