@@ -29,6 +29,7 @@ from regard.models.heads import (
     MatchingHeadConfig as MatchingHeadConfig,
     PoolingHeadConfig as PoolingHeadConfig,
     RegressionHeadConfig as RegressionHeadConfig,
+    SegmentationHeadConfig as SegmentationHeadConfig,
     SequenceClassificationHeadConfig as SequenceClassificationHeadConfig,
     TokenClassificationHeadConfig as TokenClassificationHeadConfig,
 )

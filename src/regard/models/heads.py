@@ -323,6 +323,65 @@ class RegressionHeadConfig(HeadSpec):
         )
 
 
+class SegmentationHeadConfig(HeadSpec):
+    """Logits over classes for each pixel of an image in patches, (b, num_classes, height, width).
+
+    Attributes:
+        rows: Rows of patches.
+        columns: Columns of patches.
+        patch_size: Side of a patch in pixels.
+    """
+
+    models: ClassVar[tuple[str, ...]] = ("encoder",)
+    kind: Literal["segmentation"] = "segmentation"
+    num_classes: Size
+    rows: Size
+    columns: Size
+    patch_size: Size
+
+    def build(self, context: HeadContext) -> SegmentationHead:
+        """See `HeadSpec`."""
+        grid = self.rows, self.columns
+        return SegmentationHead(
+            context.dim, self.num_classes, grid, self.patch_size, dropout=context.dropout
+        )
+
+    def loss(self, output: Any, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
+        """The mean cross-entropy in nats over the pixels that have a class."""
+        flat = output.movedim(1, -1)
+        return cross_entropy_loss(flat, labels, label_smoothing=label_smoothing)
+
+
+class SegmentationHead(ModelHead):
+    """A linear layer from each token to the logits of the pixels of its patch (Strudel et al. 2021,
+    arXiv 2105.05633, section 3.2, without interpolation: a patch has logits of its own).
+
+    A class token before the patches is left out.
+
+    Args:
+        grid: Rows and columns of patches.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_classes: int,
+        grid: tuple[int, int],
+        patch_size: int,
+        *,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.grid, self.patch_size = grid, patch_size
+        self.dropout, self.out = nn.Dropout(dropout), nn.Linear(dim, num_classes * patch_size**2)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Tokens (b, n, d) -> logits (b, num_classes, height, width)."""
+        patches = self.out(self.dropout(x[:, -self.grid[0] * self.grid[1] :]))
+        logits: Tensor = F.pixel_shuffle(patches.mT.unflatten(-1, self.grid), self.patch_size)
+        return logits
+
+
 class PredictionHead(ModelHead):
     """W x + b of the pooled tokens, (b, outputs), or of each token, (b, n, outputs).
 
@@ -436,6 +495,7 @@ HeadConfig = Annotated[
     | MatchingHeadConfig
     | TokenClassificationHeadConfig
     | RegressionHeadConfig
+    | SegmentationHeadConfig
     | PoolingHeadConfig,
     Field(discriminator="kind"),
 ]

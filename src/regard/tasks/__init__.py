@@ -25,6 +25,7 @@ from regard.tasks.probes import CopyTask, DyckTask, ParityTask, RecallTask, Sele
 from regard.tasks.processors import Prediction, Processor, TextProcessor
 from regard.tasks.regression import Regression
 from regard.tasks.retrieval import TextRetrieval
+from regard.tasks.segmentation import Segmentation
 from regard.tasks.sound_folder import SoundFolder
 from regard.tasks.speakers import SpeakerTagging
 from regard.tasks.summarisation import Summarisation
@@ -60,6 +61,7 @@ TASKS: dict[str, type[Task]] = {
     "pathfinder": Pathfinder,
     "image": ImageClassification,
     "draw": DRAWTask,
+    "segmentation": Segmentation,
     "text": ByteTextClassification,
     "retrieval": TextRetrieval,
 }
