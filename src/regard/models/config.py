@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from regard.models.detection_head import DetectionHeadConfig as DetectionHeadConfig
 from regard.models.embeddings import (
     FeatureInput as FeatureInput,
     InputConfig as InputConfig,
@@ -23,7 +24,6 @@ from regard.models.embeddings import (
     VectorInput as VectorInput,
 )
 from regard.models.heads import (
-    HeadConfig as HeadConfig,
     LMHeadConfig as LMHeadConfig,
     MaskedLMHeadConfig as MaskedLMHeadConfig,
     MatchingHeadConfig as MatchingHeadConfig,
@@ -47,6 +47,19 @@ from regard.models.spec import (
     module_spec as module_spec,
     parse_json_int as parse_json_int,
 )
+
+HeadConfig = Annotated[
+    LMHeadConfig
+    | MaskedLMHeadConfig
+    | SequenceClassificationHeadConfig
+    | MatchingHeadConfig
+    | TokenClassificationHeadConfig
+    | RegressionHeadConfig
+    | SegmentationHeadConfig
+    | DetectionHeadConfig
+    | PoolingHeadConfig,
+    Field(discriminator="kind"),
+]
 
 # keys of attention layers, which a recurrent model does not have
 ATTENTION_PARTS = ("mixer", "stack", "ffn", "norm", "residual", "position", "cross", "encoder")

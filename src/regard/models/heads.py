@@ -1,18 +1,18 @@
 """Model heads: tokens (b, n, d) become logits, numbers or one vector.
 
 Each kind of head is a configuration, which builds the module beside it and knows the loss that it
-is trained with by default. A new kind is such a pair and an entry in `HeadConfig`.
+is trained with by default. A new kind is such a pair and an entry in
+`regard.models.config.HeadConfig`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
 from regard.errors import did_you_mean
@@ -134,7 +134,7 @@ class ModelHead(nn.Module, ABC):
     pools: bool = False  # one output per sequence, instead of one per token
 
     @abstractmethod
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor: ...
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any: ...
 
 
 class HeadContext(NamedTuple):
@@ -486,16 +486,3 @@ class PoolingHead(ModelHead):
         """See `ModelHead`."""
         y = pool_sequence(self.pooling, x, mask)
         return F.normalize(y, dim=-1) if self.normalize else y
-
-
-HeadConfig = Annotated[
-    LMHeadConfig
-    | MaskedLMHeadConfig
-    | SequenceClassificationHeadConfig
-    | MatchingHeadConfig
-    | TokenClassificationHeadConfig
-    | RegressionHeadConfig
-    | SegmentationHeadConfig
-    | PoolingHeadConfig,
-    Field(discriminator="kind"),
-]
