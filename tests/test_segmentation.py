@@ -48,7 +48,7 @@ def test_digits_of_the_test_scenes_are_not_in_training_scenes(monkeypatch):
     assert not np.array_equal(train.pixels, test.pixels)
 
 
-# ------------------------------------------------------------------------------ the head, the metric
+# ----------------------------------------------------------------------------- the head, the metric
 def test_the_head_puts_each_patch_in_its_place():
     head = SegmentationHead(3, 2, (2, 3), 4)
     x = torch.randn(2, 7, 3)  # a class token, and six patches

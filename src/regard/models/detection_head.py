@@ -15,6 +15,7 @@ from regard.ffn import MLP
 from regard.mixer import MultiHead
 from regard.models.heads import HeadContext, HeadSpec, ModelHead
 from regard.models.spec import Depth, Size
+from regard.numerics import at_least_float32
 from regard.position.frequencies import sinusoidal_encoding
 
 CLASS_WEIGHT, L1_WEIGHT, GIOU_WEIGHT = 1.0, 5.0, 2.0  # of the paper, in costs and losses
@@ -177,7 +178,7 @@ def set_prediction_loss(
         boxes: Their boxes (k, 4), as centre, width and height.
     """
     total = output.boxes.new_zeros(())
-    for logits, predicted in zip(output.logits.float(), output.boxes.float(), strict=True):
+    for logits, predicted in zip(*map(at_least_float32, output), strict=True):
         total = total + _layer_loss(logits, predicted, labels, boxes)
     return total / len(output.logits)
 
@@ -197,7 +198,7 @@ def _layer_loss(
         giou = generalized_iou(found, wanted).diagonal()
         box_loss = box_loss + L1_WEIGHT * (found - wanted).abs().sum()
         box_loss = box_loss + GIOU_WEIGHT * (1 - giou).sum()
-    weight = torch.ones(none + 1, device=logits.device)
+    weight = torch.ones(none + 1, dtype=logits.dtype, device=logits.device)
     weight[none] = NO_OBJECT_WEIGHT
     classes = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), weight)
     return CLASS_WEIGHT * classes + box_loss / max(count, 1)

@@ -12,6 +12,7 @@ from typing import Any
 from regard.errors import did_you_mean
 from regard.tasks.base import IGNORE_INDEX, Batch, Example, ModelNeeds, Task, TokenTask
 from regard.tasks.byte_text import ByteTextClassification
+from regard.tasks.detection import Detection
 from regard.tasks.draw import DRAWTask
 from regard.tasks.image_classification import ImageClassification
 from regard.tasks.image_folder import ImageFolder
@@ -62,6 +63,7 @@ TASKS: dict[str, type[Task]] = {
     "image": ImageClassification,
     "draw": DRAWTask,
     "segmentation": Segmentation,
+    "detection": Detection,
     "text": ByteTextClassification,
     "retrieval": TextRetrieval,
 }
