@@ -22,6 +22,7 @@ from regard.models.embeddings import (
     PatchInput as PatchInput,
     TokenInput as TokenInput,
     VectorInput as VectorInput,
+    VideoInput as VideoInput,
 )
 from regard.models.heads import (
     LMHeadConfig as LMHeadConfig,
@@ -108,7 +109,7 @@ class ModelConfig(StrictModel):
         kind: "encoder", "decoder" (causal), "seq2seq" (encoder and decoder with cross-attention),
             "dual_encoder" (one encoder reads two sequences separately; the head matches them) or
             "draw" (a recurrent autoencoder of images).
-        input: `TokenInput`, `FeatureInput`, `VectorInput` or `PatchInput`.
+        input: `TokenInput`, `FeatureInput`, `VectorInput`, `PatchInput` or `VideoInput`.
         head: Head, or None to return the tokens (b, n, d).
         length: Maximum sequence length, for positional encodings and mixers that need one.
         mixer: Recipe of each layer, or a few recipes that repeat.
@@ -159,11 +160,11 @@ class ModelConfig(StrictModel):
         check_draw(self)
         if (
             self.kind != "seq2seq"
-            and isinstance(self.input, PatchInput)
-            and self.length not in (None, self.input.length)
+            and self.input.fixed_length is not None
+            and self.length not in (None, self.input.fixed_length)
         ):
             raise ValueError(
-                f"length is {self.length} but the image has {self.input.length} tokens: "
+                f"length is {self.length} but the image has {self.input.fixed_length} tokens: "
                 "leave length out"
             )
         check_repeats("mixer", self.mixer, self.layers)

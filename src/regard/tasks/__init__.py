@@ -34,6 +34,7 @@ from regard.tasks.tagging import Tagging
 from regard.tasks.text_classification import TextClassification
 from regard.tasks.text_pairs import TextPairClassification
 from regard.tasks.translation import TextToText, Translation
+from regard.tasks.video import VideoTask
 
 ENTRY_POINT_GROUP = "regard.tasks"
 NAME = re.compile(r"[a-zA-Z][\w-]*")
@@ -64,6 +65,7 @@ TASKS: dict[str, type[Task]] = {
     "draw": DRAWTask,
     "segmentation": Segmentation,
     "detection": Detection,
+    "video": VideoTask,
     "text": ByteTextClassification,
     "retrieval": TextRetrieval,
 }
