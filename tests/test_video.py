@@ -59,7 +59,8 @@ def test_objects_move_as_their_labels_say():
         y, x = ((f.sum(1) @ axis / f.sum(), f.sum(0) @ axis / f.sum()) for f in (first, last))
         right, down = x[1] - y[1], x[0] - y[0]
         expected = {"right": right, "left": -right, "down": down, "up": -down}
-        assert expected.get(name, 9) > 3 and max(abs(right), abs(down)) > 3 * (name in expected)
+        assert expected.get(name, 9) > 3, name
+        assert name in expected or max(abs(right), abs(down)) < 6, name
         ratio = last.sum() / first.sum()
         assert (ratio > 1.6) == (name == "grow") and (ratio < 0.6) == (name == "shrink"), name
         assert np.array_equal(video.frames, task.video("train", index).frames)
