@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 GAP = 2  # pixels between the images of a sheet
 GAP_LEVEL = 96  # gray level of the gap
 MIN_SIDE = 64  # pixels that a small image is enlarged to
-GIF_COLOURS = 64
+GIF_COLOURS = 16
 LAST_FRAME_MS = 1500
 
 
