@@ -98,8 +98,8 @@ class Browser:
         elif name == "Network.requestWillBeSent":
             self.requests.append(content["request"]["url"])
 
-    def open(self, path, width, height=900, scheme="light"):
-        """Open a file in a window of this size."""
+    def open(self, page, width, height=900, scheme="light"):
+        """Open a file, or an address, in a window of this size."""
         self.messages.clear()
         self.requests.clear()
         self.call(
@@ -109,9 +109,10 @@ class Browser:
             deviceScaleFactor=1,
             mobile=False,
         )
-        feature = {"name": "prefers-color-scheme", "value": scheme}
-        self.call("Emulation.setEmulatedMedia", features=[feature])
-        self.call("Page.navigate", url=path.as_uri())
+        features = {"prefers-color-scheme": scheme, "prefers-reduced-motion": "reduce"}
+        listed = [{"name": name, "value": value} for name, value in features.items()]
+        self.call("Emulation.setEmulatedMedia", features=listed)
+        self.call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
 
     def evaluate(self, expression):
         """The value of a JavaScript expression."""
@@ -125,6 +126,49 @@ class Browser:
         while not self.evaluate(expression):
             assert time.monotonic() < deadline, (expression, self.messages)
             time.sleep(0.1)
+
+    def hover(self, x, y):
+        """Move the mouse to a place of the window."""
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
+
+    def drag(self, start, end):
+        """Press the left button at a place, move to another and release it."""
+        at = dict(zip("xy", start, strict=True))
+        self.call("Input.dispatchMouseEvent", type="mouseMoved", **at)
+        self.call(
+            "Input.dispatchMouseEvent", type="mousePressed", button="left", clickCount=1, **at
+        )
+        at = dict(zip("xy", end, strict=True))
+        if start != end:
+            self.call("Input.dispatchMouseEvent", type="mouseMoved", button="left", buttons=1, **at)
+        self.call(
+            "Input.dispatchMouseEvent", type="mouseReleased", button="left", clickCount=1, **at
+        )
+
+    def click(self, selector):
+        """Click the middle of an element, as a person would: what lies over it is hit instead."""
+        self.drag(self.middle(selector), self.middle(selector))
+
+    def middle(self, selector):
+        """Scroll an element into sight and return the place of its middle in the window."""
+        return self.evaluate(
+            f"""(() => {{
+              const found = document.querySelector({json.dumps(selector)});
+              found.scrollIntoView({{ block: "center", behavior: "instant" }});
+              const box = found.getBoundingClientRect();
+              return [box.x + box.width / 2, box.y + box.height / 2];
+            }})()"""
+        )
+
+    def press(self, key):
+        """Press a key, such as "ArrowDown", "Tab" or "+"."""
+        codes = {"Enter": 13, "Tab": 9, "ArrowLeft": 37, "ArrowUp": 38, "ArrowRight": 39}
+        codes |= {"ArrowDown": 40, " ": 32}
+        pressed = {"key": key, "windowsVirtualKeyCode": codes.get(key, ord(key[0]))}
+        if len(key) == 1 or key == "Enter":
+            pressed["text"] = "\r" if key == "Enter" else key
+        self.call("Input.dispatchKeyEvent", type="keyDown", **pressed)
+        self.call("Input.dispatchKeyEvent", type="keyUp", **pressed)
 
     def screenshot(self, path):
         """Write a picture of the whole page."""

@@ -19,6 +19,7 @@ from test_regression import write_houses
 from test_summarisation import write_dialogues
 from test_tagging import write_conll
 from test_translation import write_rows
+from test_watch_network import ORDERS, write_orders, write_steps
 
 
 def arguments(name, folder):
@@ -51,6 +52,9 @@ def arguments(name, folder):
             "data": write_dialogues(folder / "a.jsonl"),
             **{"source_length": 24, "target_length": 12, "tokenizer": "byte"},
         },
+        "masked_leaves": lambda: {"data": write_orders(folder / "a.jsonl"), **ORDERS, "length": 8},
+        "next_event": lambda: {"data": write_orders(folder / "a.jsonl"), **ORDERS, "length": 8},
+        "forecast": lambda: {"data": write_steps(folder / "a.csv"), "patch": 2, "length": 4},
         "image_folder": lambda: {"data": write_images(folder / "images"), "size": 8},
         "sound_folder": lambda: {"data": write_sounds(folder / "sounds"), "mels": 16},
     }

@@ -11,8 +11,8 @@ from regard.cli import app
 from regard.compare import ComparisonPlan, Schedule, plan_runs
 from regard.compare.executors import LocalExecutor, SlurmExecutor, create_executor
 from regard.compare.ledger import DONE, FAILED, INTERRUPTED
+from regard.folder_lock import lock_folder
 from regard.models import module_spec
-from regard.train.lock import lock_folder
 from regard.train.run import RESULT_FILE, read_result, run_training
 from regard.train.settings import TrainSettings
 

@@ -23,11 +23,11 @@ from regard.cli import app
 from regard.compare.ledger import Ledger
 from regard.compare.plan import ComparisonPlan
 from regard.compare.record import ComparisonRecord, write_record
+from regard.folder_lock import lock_folder
 from regard.json_files import write_json
 from regard.models import ModuleSpec, save
 from regard.models.build import build
 from regard.train import checkpoint
-from regard.train.lock import lock_folder
 from regard.train.run import build_task, model_config, run_training
 from resume_cases import spec
 
@@ -249,7 +249,7 @@ def test_a_comparison_of_another_version_is_named_as_such(tmp_path):
 LOCKED = """
 import sys
 from pathlib import Path
-from regard.train.lock import lock_folder
+from regard.folder_lock import lock_folder
 with lock_folder(Path(sys.argv[1])):
     print("locked", flush=True)
     sys.stdin.read()

@@ -13,6 +13,7 @@ from token_examples import token_batch, tokens_and_labels, total
 NEED_DATA = {
     *("regress", "tag", "ner", "image_folder", "sound_folder"),
     *("seq2seq", "translate", "summarise"),
+    *("masked_leaves", "next_event", "forecast"),
 }
 WITHOUT_DATA = [name for name in TASKS if name not in NEED_DATA]
 

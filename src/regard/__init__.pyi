@@ -38,6 +38,10 @@ from .hf import (
     restore as restore,
     swap as swap,
 )
+from .inspection import (
+    View as View,
+    look as look,
+)
 from .mixer import (
     Attention as Attention,
     Can as Can,

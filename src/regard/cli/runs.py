@@ -15,10 +15,10 @@ from regard.cli.renamed import Command
 from regard.cli.text_plot import plot_text
 from regard.compare.executors import LOG_FILE, STOP_FILE
 from regard.compare.plan import spec_label
+from regard.folder_lock import LOCK_FILE, lock_folder
 from regard.json_files import PARTIAL_PREFIX
 from regard.models.serialization import CONFIG_NAME, WEIGHTS_NAME
 from regard.train import tensorboard
-from regard.train.lock import LOCK_FILE, lock_folder
 from regard.train.metrics_log import METRICS_FILE, read_metrics
 from regard.train.run import (
     MODEL_DIR,

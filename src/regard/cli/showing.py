@@ -129,6 +129,9 @@ def _table(description: RecipeDescription) -> Table:
     causal = ", causal=True" if description.mixer.causal else ""
     table.add_row("arguments", Text(arguments + causal))
     table.add_row("parameters", f"{description.parameters:,}")
+    table.add_row(
+        "look inside", f"regard look {description.recipe.name}, or a run: regard look RUN"
+    )
     pattern, keys = description.pattern, description.keys()
     table.add_row("pattern", Text("none" if pattern is None else repr(pattern)))
     table.add_row("cache", Text(str(description.cache())))

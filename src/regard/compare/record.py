@@ -42,12 +42,12 @@ from regard.compare.results import (
     entry_labels,
 )
 from regard.errors import describe_stored_error
+from regard.folder_lock import LOCK_FILE
 from regard.json_files import CorruptFile, read_json, write_json
 from regard.models.config import ModuleSpec, StrictModel
 from regard.output_folders import check_output_folder
 from regard.plugins import load_known_plugins, require_plugins
 from regard.tasks import Task
-from regard.train.lock import LOCK_FILE
 from regard.train.run import StoredResult
 
 PLAN_FILE, LEDGER_FILE = "plan.json", "ledger.sqlite"

@@ -22,9 +22,9 @@ from regard.compare.executors import LOG_FILE, STOP_FILE, Executor, LocalExecuto
 from regard.compare.ledger import DONE, INTERRUPTED, Ledger
 from regard.compare.plan import RUNS_DIR, PlannedRun
 from regard.compare.record import LEDGER_FILE, check_comparison_folder
+from regard.folder_lock import lock_folder
 from regard.json_files import CorruptFile, write_json
 from regard.train.interrupts import catch_interrupts
-from regard.train.lock import lock_folder
 from regard.train.metrics_log import METRICS_FILE, last_row
 from regard.train.run import RESULT_FILE, SPEC_FILE, RunSpec, read_result
 

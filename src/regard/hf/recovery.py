@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from regard.deep_init import evaluation_mode
 from regard.device import autocast, resolve_device, resolve_dtype
 from regard.errors import Unsupported, check_choice, check_int, check_positive
+from regard.folder_lock import LOCK_FILE, lock_folder
 from regard.hf.distillation import (
     DistillationLoss,
     LayerDistillation,
@@ -34,7 +35,6 @@ from regard.models.config import ModuleSpec
 from regard.output_folders import check_output_folder
 from regard.progress import progress_bar
 from regard.train.distributed import is_main_process
-from regard.train.lock import LOCK_FILE, lock_folder
 from regard.train.settings import UNLIMITED_STEPS, TrainSettings
 from regard.train.trainer import Trainer
 

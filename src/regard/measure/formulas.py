@@ -240,7 +240,7 @@ def _linear_attention(module: LinearAttention, shape: CallShape) -> ModuleCost:
 
 @formula(Recurrence, is_breakdown=True)
 def _recurrence(module: Recurrence, shape: CallShape) -> ModuleCost:
-    return _extrapolate(module, shape, module.chunk, 1)
+    return _extrapolate(module, shape, module.inner.chunk, 1)
 
 
 def _extrapolate(module: nn.Module, shape: CallShape, chunk: int, warmup: int) -> ModuleCost:

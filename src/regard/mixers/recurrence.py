@@ -6,7 +6,7 @@ from abc import abstractmethod
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.attentions.linear import append_ones, safe_divide
 from regard.errors import Unsupported, check_int
@@ -42,6 +42,36 @@ class RecurrenceState(NamedTuple):
     heads: Tensor | None
 
 
+class RecurrentHeads(nn.Module):
+    """The heads of a recurrence: linear in the values, as an `Attention` is.
+
+    Args:
+        update: How the state changes, see `regard.update`.
+        chunk: Tokens processed at once.
+        min_denominator: See `Recurrence`.
+    """
+
+    def __init__(self, update: Update, chunk: int, min_denominator: float | None) -> None:
+        super().__init__()
+        self.update, self.chunk, self.min_denominator = update, chunk, min_denominator
+
+    def forward(
+        self, found: RecurrenceInputs, v: Tensor, state: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """What the heads read if the values are v (b h n f): (b h n f), and the next state."""
+        with disable_autocast(v):
+            q, k, gate = (at_least_float32(t) for t in (found.q, found.k, found.gate))
+            v = at_least_float32(v) if self.min_denominator is None else append_ones(v)
+            v = v if found.weight is None else v * at_least_float32(found.weight)[..., None]
+            y, state = self.update(q, k, v, gate, state, self.chunk)
+            if self.min_denominator is None:
+                return y, state
+            smallest: float | Tensor = self.min_denominator
+            if found.mass is not None:
+                smallest = smallest * found.mass[..., None]
+            return safe_divide(y[..., :-1], y[..., -1:], smallest), state
+
+
 class Recurrence(Mixer):
     """Base class: project to heads, update a state per head, project back.
 
@@ -73,8 +103,7 @@ class Recurrence(Mixer):
             raise Unsupported("a recurrence only sees earlier tokens: use causal=True")
         check_heads(dim, heads)
         check_int(1, chunk=chunk)
-        self.heads, self.update, self.chunk = heads, update, chunk
-        self.min_denominator = min_denominator
+        self.heads, self.inner = heads, RecurrentHeads(update, chunk, min_denominator)
 
     @abstractmethod
     def project_inputs(self, x: Tensor, past: State) -> tuple[RecurrenceInputs, State]:
@@ -101,27 +130,12 @@ class Recurrence(Mixer):
         if heads is not None:
             check_batch(heads, at_least_float32(x))
         inputs, past = self.project_inputs(x, past)
-        y, heads = self._run(inputs, inputs.v, heads)
+        y, heads = self.inner(inputs, inputs.v, heads)
         if x.dtype == torch.float16:  # its range is small, and the norms that follow ignore scale
             largest = torch.finfo(x.dtype).max
             y = y * (largest / y.abs().amax(-1, keepdim=True).clamp(min=largest))
         y = self.project_output(y.to(x.dtype), x)
         return y, None if state is None else RecurrenceState(past, heads)
-
-    def _run(
-        self, found: RecurrenceInputs, v: Tensor, state: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        with disable_autocast(v):
-            q, k, gate = (at_least_float32(t) for t in (found.q, found.k, found.gate))
-            v = at_least_float32(v) if self.min_denominator is None else append_ones(v)
-            v = v if found.weight is None else v * at_least_float32(found.weight)[..., None]
-            y, state = self.update(q, k, v, gate, state, self.chunk)
-            if self.min_denominator is None:
-                return y, state
-            smallest: float | Tensor = self.min_denominator
-            if found.mass is not None:
-                smallest = smallest * found.mass[..., None]
-            return safe_divide(y[..., :-1], y[..., -1:], smallest), state
 
     def weights(self, x: Tensor, context: Tensor | None, mask: Tensor | None) -> Tensor:
         """Weight of each value in what each token reads, before `project_output`."""
@@ -134,7 +148,7 @@ class Recurrence(Mixer):
             order = _order(mask)
         inputs, _ = self.project_inputs(_take(x, order), None)
         one_hot = torch.eye(n, dtype=x.dtype, device=x.device)[order]  # position of each value
-        y, _ = self._run(inputs, one_hot[:, None].expand(-1, self.heads, -1, -1), None)
+        y, _ = self.inner(inputs, one_hot[:, None].expand(-1, self.heads, -1, -1), None)
         return split_heads(_take(merge_heads(y), order.argsort(1)), self.heads).to(x.dtype)
 
     def extra_repr(self) -> str:

@@ -154,7 +154,8 @@ def maps(report: ComparisonReport) -> SafeHtml:
     note = (
         "Trained models on the first test example. Rows are queries, columns are keys, named by "
         "token id; tokens with a target are bold. Opacity is the square root of the weight, "
-        "relative to the largest of the map."
+        "relative to the largest of the map. To see all layers and heads of a run, and what they "
+        "are for: regard look RUN --example 0, with a folder in runs/ of the comparison."
     )
     grids = (
         join(tag("h3", group_title(*key)), tag("div", *figures, class_="grid"))

@@ -14,13 +14,16 @@ from regard.tasks.base import IGNORE_INDEX, Batch, Example, ModelNeeds, Task, To
 from regard.tasks.byte_text import ByteTextClassification
 from regard.tasks.detection import Detection
 from regard.tasks.draw import DRAWTask
+from regard.tasks.forecast import Forecast
 from regard.tasks.image_classification import ImageClassification
 from regard.tasks.image_folder import ImageFolder
 from regard.tasks.language_modeling import LanguageModeling
 from regard.tasks.listops import ListOps
 from regard.tasks.masked_language_modeling import MaskedLanguageModeling
+from regard.tasks.masked_leaves import MaskedLeaves
 from regard.tasks.metrics import MeanMetric, Metric, UndefinedMetric
 from regard.tasks.ner import NamedEntities
+from regard.tasks.next_event import NextEvent
 from regard.tasks.pathfinder import Pathfinder
 from regard.tasks.probes import CopyTask, DyckTask, ParityTask, RecallTask, SelectiveCopyTask
 from regard.tasks.processors import Prediction, Processor, TextProcessor
@@ -59,6 +62,9 @@ TASKS: dict[str, type[Task]] = {
     "translate": Translation,
     "summarise": Summarisation,
     "mlm": MaskedLanguageModeling,
+    "masked_leaves": MaskedLeaves,
+    "next_event": NextEvent,
+    "forecast": Forecast,
     "listops": ListOps,
     "pathfinder": Pathfinder,
     "image": ImageClassification,

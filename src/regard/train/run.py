@@ -27,6 +27,7 @@ from safetensors.torch import save as serialize
 from regard.device import describe_device, peak_memory, reset_peak_memory
 from regard.environment import environment, peak_bytes
 from regard.errors import Unsupported, describe_stored_error, format_validation_error
+from regard.folder_lock import LOCK_FILE, lock_folder
 from regard.json_files import PARTIAL_PREFIX, CorruptFile, name_file, read_json, write_json
 from regard.models import Model, ModelConfig, ModuleSpec, build, save
 from regard.models.config import (
@@ -56,7 +57,6 @@ from regard.tasks.tokenizers import RUN_PREFIX
 from regard.train.checkpoint import list_checkpoints
 from regard.train.distributed import WorkerGroup, init_distributed
 from regard.train.evaluation import Evaluation
-from regard.train.lock import LOCK_FILE, lock_folder
 from regard.train.overview import RunOverview, describe_run
 from regard.train.plateau import constant_loss
 from regard.train.settings import TrainSettings

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -67,10 +67,14 @@ class Level(ABC):
 
     A level is fitted on normal events. It then scores events in order, with a state for each
     entity that it carries forward. The state of an entity is a JSON value, or None at its start, so
-    that it can be stored anywhere.
+    that it can be stored anywhere. `score` puts a new state in its place and leaves the old one as
+    it is, because alerts are explained from the state before the batch.
+
+    A level is built with the `WatchSettings` as its only argument.
     """
 
     name: str
+    bits_bound_p: ClassVar[bool] = False  # whether a part with b bits has no p-value below 2 ** -b
 
     @abstractmethod
     def fit(self, events: Sequence[Event]) -> None:
@@ -82,7 +86,8 @@ class Level(ABC):
 
         Args:
             events: A micro-batch; an entity may occur several times.
-            states: State of each (tenant, entity) in the batch, updated in place.
+            states: State of each (tenant, entity) in the batch; the dict is updated, the states are
+                replaced.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""A lock on the folder of a run: one process at a time works in it."""
+"""A lock on a folder: one process at a time works in it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a page shows, as JSON values: the format between `regard.look` and its front end."""
+"""What a page shows, as JSON values: the format between `regard.inspection` and its front end."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ class TileData(TypedDict):
     """A rectangle of a map, all heads: queries `q` (from, to) by keys `k`, in `rows` x `columns`
     cells.
 
-    `weights` is base64 of uint8 (heads, rows, columns): the mean weight of a cell divided by
-    `scale[head]`, times 255. A cell is one pair of tokens if there are as many as tokens.
+    `weights` is base64 of uint8 (heads, rows, columns): the size of the mean weight of a cell,
+    divided by `scale[head]`, times 255. A cell is one pair of tokens if there are as many as
+    tokens; else cell i of a side of `size` tokens in `cells` cells has the tokens from
+    i * size // cells to (i + 1) * size // cells. Some maps have negative weights: delta rules, and
+    kernels of convolutions.
     """
 
     q: tuple[int, int]
@@ -77,7 +80,8 @@ class ModelData(TypedDict):
     prediction: NotRequired[str]
     rollout: NotRequired[TileData]
     attribution: NotRequired[dict[str, list[float]]]  # method -> score of each input token
-    importance: NotRequired[list[dict[str, Any]]]  # {"layer", "head", "change"}; head None: layer
+    # {"map", "layer", "head", "change"}: the index in `maps`; head None is the whole layer
+    importance: NotRequired[list[dict[str, Any]]]
     lens: NotRequired[dict[str, Any]]  # {"positions", "layers": [[[token, probability], ...], ...]}
     tables: NotRequired[list[dict[str, Any]]]  # {"title", "caption", "columns", "rows"}
     figures: NotRequired[list[dict[str, Any]]]  # {"title", "caption", "image": data URI}
@@ -93,7 +97,8 @@ class HeadMatch(TypedDict):
 
 
 class ViewData(TypedDict):
-    """Everything that a page shows. `server` is True if more can be asked of a server."""
+    """Everything that a page shows. `server` is True if more can be asked of a server, which counts
+    in `revision` how often the input was changed."""
 
     format: int
     title: str
@@ -102,3 +107,38 @@ class ViewData(TypedDict):
     models: list[ModelData]
     matches: list[HeadMatch]
     server: bool
+    revision: NotRequired[int]
+
+
+class HeadEdit(TypedDict):
+    """A change of a head of a model: `map` is an index in `maps`; head None is every head of it.
+
+    `replace` is what is there instead: "zero" switches the head off, "uniform" and "identity"
+    replace its map, "example" replaces it by the map of another text, `example`.
+    """
+
+    map: int
+    head: int | None
+    replace: Literal["zero", "uniform", "identity", "example"]
+    example: NotRequired[str]
+
+
+class OutputData(TypedDict):
+    """What a model answers: a text, and the most likely labels or next tokens with their
+    probabilities. `lens` is as in `ModelData`."""
+
+    prediction: str
+    probabilities: list[tuple[str, float]]
+    lens: NotRequired[dict[str, Any]]
+
+
+class InterventionData(TypedDict):
+    """Outputs without and with the edits. `change` is how far they are apart, in `unit`: bits of
+    the Kullback-Leibler divergence, 1 - cosine of vectors, or a difference of numbers. `metric` is
+    the metric of the task on a sample: {"name", "before", "after", "examples"}."""
+
+    before: OutputData
+    after: OutputData
+    change: float
+    unit: str
+    metric: NotRequired[dict[str, Any]]

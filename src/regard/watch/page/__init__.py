@@ -1,0 +1,1 @@
+"""The triage page: its files, and who may see them."""
