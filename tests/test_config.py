@@ -101,7 +101,7 @@ def test_lists_reach_a_recipe_as_tuples():
             {"mixer": {"name": "fnet", "argument": {}}},
             "ModuleSpec has no 'argument': did you mean 'arguments'",
         ),
-        ({"kind": "encodr"}, "'encoder', 'decoder', 'seq2seq' or 'dual_encoder'"),
+        ({"kind": "encodr"}, "'encoder', 'decoder', 'seq2seq', 'dual_encoder' or 'draw'"),
         ({"input": {"kind": "words"}}, "'tokens', 'features', 'vectors', 'patches'"),
         ({"dim": 8.5}, "dim"),
         ({"dim": "8"}, "valid integer"),

@@ -52,8 +52,10 @@ class CommandEntry(NamedTuple):
         for node in ast.walk(tree):
             if isinstance(node, ast.FunctionDef) and node.name == name:
                 return first_paragraph(ast.get_docstring(node))
-            if isinstance(node, ast.keyword) and node.arg == "help" and module == name:
-                return first_paragraph(ast.literal_eval(node.value))  # typer.Typer(help=...)
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == name:
+                keywords = getattr(node.value, "keywords", [])  # name = typer.Typer(help=...)
+                texts = [each.value for each in keywords if each.arg == "help"]
+                return first_paragraph(ast.literal_eval(texts[0])) if texts else ""
         return ""
 
 
@@ -70,6 +72,7 @@ COMMANDS = {
     "eval": CommandEntry("training:eval_command"),
     "predict": CommandEntry("inference:predict"),
     "generate": CommandEntry("inference:generate"),
+    "sample": CommandEntry("sampling:sample"),
     "topics": CommandEntry("topics:topics"),
     "runs": CommandEntry("runs:runs", slow=False),
     "swap": CommandEntry("swap:swap_command", settings=EXTRA_ARGUMENTS),

@@ -172,7 +172,6 @@ def _read_config(
     path: Path, length: int | None, recipe: str | None, given: dict[str, Any]
 ) -> tuple[ModelConfig, int]:
     """A configuration from a file, and the sequence length."""
-    from regard.models.config import PatchInput
     from regard.models.serialization import CONFIG_NAME, read_config
 
     options = [f"--{name.replace('_', '-')}" for name, value in given.items() if value]
@@ -180,10 +179,9 @@ def _read_config(
     if options:
         raise ValueError(f"--config describes the whole model: remove {options[0]}")
     config = read_config(path / CONFIG_NAME if path.is_dir() else path)
-    if isinstance(config.input, PatchInput):
-        tokens = config.input.length
+    if (tokens := config.input.fixed_length) is not None:
         if length not in (None, tokens):
-            raise ValueError(f"--length is {length}, but the image has {tokens} tokens: remove it")
+            raise ValueError(f"--length is {length}, but the input has {tokens} tokens: remove it")
         return config, tokens
     return config, length or config.length or LENGTH
 

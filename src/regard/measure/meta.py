@@ -28,7 +28,12 @@ from regard.measure.count import FlopCounter, record_saved_activations
 from regard.measure.module_cost import CallShape, Formula, ModuleCost, find_formula
 from regard.measure.pairs import count_pairs
 from regard.mixer import Attention, Mixer, MultiHead, SharedQKAttention
-from regard.models.embeddings import PatchEmbedding, TokenEmbedding, VectorEmbedding
+from regard.models.embeddings import (
+    PatchEmbedding,
+    TokenEmbedding,
+    VectorEmbedding,
+    VideoEmbedding,
+)
 from regard.models.heads import ModelHead
 from regard.norm import Norm
 from regard.pattern import Causal, Full
@@ -104,7 +109,7 @@ def _call(module: nn.Module, shape: CallShape) -> Sequence[Tensor]:
         return [module(torch.empty(b, n, dtype=torch.long, device="meta"))[0]]
     if isinstance(module, VectorEmbedding):
         return [module(torch.empty(b, n, module.project.in_features, device="meta"))[0]]
-    if isinstance(module, PatchEmbedding):
+    if isinstance(module, PatchEmbedding | VideoEmbedding):
         return [module(torch.empty(b, *module.shape, device="meta"))[0]]
     if isinstance(module, nn.Linear):
         return [module(empty(b, n, module.in_features))]

@@ -18,6 +18,7 @@ from regard.models.config import (
     PatchInput,
     TokenInput,
     VectorInput,
+    VideoInput,
 )
 from regard.models.losses import cross_entropy_loss
 from regard.registry import Recipe
@@ -115,6 +116,10 @@ def example_batch(config: ModelConfig, length: int, batch: int) -> tuple[Tensor,
     if isinstance(config.input, PatchInput):
         image = config.input
         first = torch.zeros(batch, image.channels, image.height, image.width)
+    elif isinstance(config.input, VideoInput):
+        video = config.input
+        size = (video.frames, video.channels, video.height, video.width)
+        first = torch.zeros(batch, *size)
     elif isinstance(config.input, VectorInput):
         first = torch.zeros(batch, length, config.input.width)
     elif isinstance(config.input, FeatureInput):

@@ -24,6 +24,7 @@ from regard.models.components import (
     build_position,
     residual_factory,
 )
+from regard.models.draw import DRAW
 from regard.models.embeddings import EmbeddingContext, InputEmbedding, TokenEmbedding
 from regard.models.model import (
     Backbone,
@@ -103,11 +104,21 @@ def build_rnn(config: c.ModelConfig, rnn: c.RNNConfig) -> RNNSeq2Seq:
     return RNNSeq2Seq(source, target, BiEncoder(dim, dim), decoder, output, dropout=config.dropout)
 
 
+def build_draw(config: c.ModelConfig) -> DRAW:
+    """Build a `DRAW`."""
+    source, draw = config.input, config.draw
+    assert isinstance(source, c.PatchInput)  # checked by the configuration, as the next
+    assert draw is not None
+    shape = source.channels, source.height, source.width
+    return DRAW(shape, config.dim, draw, seed=config.seed)
+
+
 MODELS: dict[str, Callable[[c.ModelConfig], Model]] = {
     "encoder": build_encoder,
     "decoder": build_decoder,
     "seq2seq": build_seq2seq,
     "dual_encoder": build_dual_encoder,
+    "draw": build_draw,
 }
 
 

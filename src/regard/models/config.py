@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
+from regard.models.detection_head import DetectionHeadConfig as DetectionHeadConfig
 from regard.models.embeddings import (
     FeatureInput as FeatureInput,
     InputConfig as InputConfig,
@@ -21,14 +22,15 @@ from regard.models.embeddings import (
     PatchInput as PatchInput,
     TokenInput as TokenInput,
     VectorInput as VectorInput,
+    VideoInput as VideoInput,
 )
 from regard.models.heads import (
-    HeadConfig as HeadConfig,
     LMHeadConfig as LMHeadConfig,
     MaskedLMHeadConfig as MaskedLMHeadConfig,
     MatchingHeadConfig as MatchingHeadConfig,
     PoolingHeadConfig as PoolingHeadConfig,
     RegressionHeadConfig as RegressionHeadConfig,
+    SegmentationHeadConfig as SegmentationHeadConfig,
     SequenceClassificationHeadConfig as SequenceClassificationHeadConfig,
     TokenClassificationHeadConfig as TokenClassificationHeadConfig,
 )
@@ -46,6 +48,19 @@ from regard.models.spec import (
     module_spec as module_spec,
     parse_json_int as parse_json_int,
 )
+
+HeadConfig = Annotated[
+    LMHeadConfig
+    | MaskedLMHeadConfig
+    | SequenceClassificationHeadConfig
+    | MatchingHeadConfig
+    | TokenClassificationHeadConfig
+    | RegressionHeadConfig
+    | SegmentationHeadConfig
+    | DetectionHeadConfig
+    | PoolingHeadConfig,
+    Field(discriminator="kind"),
+]
 
 # keys of attention layers, which a recurrent model does not have
 ATTENTION_PARTS = ("mixer", "stack", "ffn", "norm", "residual", "position", "cross", "encoder")
@@ -70,13 +85,31 @@ class RNNConfig(StrictModel):
     attention: bool = True
 
 
+class DRAWConfig(StrictModel):
+    """What a DRAW model has beside the width of its recurrent states.
+
+    Attributes:
+        glimpses: Number T of steps.
+        latent: Width of the latent vector z of each step.
+        read_size: Rows and columns N of the patch that a step reads. None: the whole image, without
+            attention.
+        write_size: Rows and columns of the patch that a step writes. None: the whole image.
+    """
+
+    glimpses: Annotated[int, Field(ge=1, le=1 << 12)] = 16
+    latent: Size = 32
+    read_size: Size | None = 5
+    write_size: Size | None = 5
+
+
 class ModelConfig(StrictModel):
     """Configuration of a model; `regard.models.build` builds it.
 
     Attributes:
-        kind: "encoder", "decoder" (causal), "seq2seq" (encoder and decoder with cross-attention) or
-            "dual_encoder" (one encoder reads two sequences separately; the head matches them).
-        input: `TokenInput`, `FeatureInput`, `VectorInput` or `PatchInput`.
+        kind: "encoder", "decoder" (causal), "seq2seq" (encoder and decoder with cross-attention),
+            "dual_encoder" (one encoder reads two sequences separately; the head matches them) or
+            "draw" (a recurrent autoencoder of images).
+        input: `TokenInput`, `FeatureInput`, `VectorInput`, `PatchInput` or `VideoInput`.
         head: Head, or None to return the tokens (b, n, d).
         length: Maximum sequence length, for positional encodings and mixers that need one.
         mixer: Recipe of each layer, or a few recipes that repeat.
@@ -94,9 +127,11 @@ class ModelConfig(StrictModel):
         target: seq2seq only: input of the decoder. None: shares the embedding of the encoder.
         rnn: seq2seq only: a recurrent encoder and decoder of width `dim`. `heads`, `layers` are
             then 1, and the parts of attention layers keep their defaults. None: attention layers.
+        draw: draw only: its glimpses; `dim` is the width of its states, and other parts as with
+            `rnn`.
     """
 
-    kind: Literal["encoder", "decoder", "seq2seq", "dual_encoder"]
+    kind: Literal["encoder", "decoder", "seq2seq", "dual_encoder", "draw"]
     input: InputConfig
     head: HeadConfig | None = None
     dim: Size
@@ -115,19 +150,21 @@ class ModelConfig(StrictModel):
     encoder: EncoderConfig | None = None
     target: TokenInput | None = None
     rnn: RNNConfig | None = None
+    draw: DRAWConfig | None = None
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
         check_head(self)
         check_seq2seq_keys(self)
         check_rnn(self)
+        check_draw(self)
         if (
             self.kind != "seq2seq"
-            and isinstance(self.input, PatchInput)
-            and self.length not in (None, self.input.length)
+            and self.input.fixed_length is not None
+            and self.length not in (None, self.input.fixed_length)
         ):
             raise ValueError(
-                f"length is {self.length} but the image has {self.input.length} tokens: "
+                f"length is {self.length} but the image has {self.input.fixed_length} tokens: "
                 "leave length out"
             )
         check_repeats("mixer", self.mixer, self.layers)
@@ -191,17 +228,39 @@ def check_seq2seq_keys(config: ModelConfig) -> None:
 
 
 def check_rnn(config: ModelConfig) -> None:
-    """Check that a recurrent model has no parts of attention layers."""
+    """Check a model with `rnn`."""
     if config.rnn is None:
         return
-    for name in ("heads", "layers"):
-        if getattr(config, name) != 1:
-            raise ValueError(f"a model with rnn has {name} 1, not {getattr(config, name)}")
-    for name in ATTENTION_PARTS:
-        if getattr(config, name) != ModelConfig.model_fields[name].get_default():
-            raise ValueError(f"a model with rnn has no {name}: leave it out")
+    refuse_attention_parts(config, "rnn")
     if not isinstance(config.input, TokenInput) or not isinstance(config.head, LMHeadConfig):
         raise ValueError("a model with rnn reads 'tokens' and has head 'lm'")
+
+
+def check_draw(config: ModelConfig) -> None:
+    """Check that the kind "draw" and only this kind has `draw`, and reads images."""
+    if (config.kind == "draw") != (config.draw is not None):
+        raise ValueError(f"kind 'draw' and draw belong together, but the kind is {config.kind!r}")
+    if config.draw is None:
+        return
+    refuse_attention_parts(config, "draw")
+    if not isinstance(config.input, PatchInput) or config.head is not None:
+        raise ValueError("a model of kind 'draw' reads 'patches' and has no head")
+    side = min(config.input.height, config.input.width)
+    for name in ("read_size", "write_size"):
+        size = getattr(config.draw, name)
+        if size is not None and size > side:
+            raise ValueError(f"draw.{name} is {size}, more than the {side} pixels of the image")
+
+
+def refuse_attention_parts(config: ModelConfig, name: str) -> None:
+    """Check that a recurrent model, described by the key `name`, has no parts of attention
+    layers."""
+    for count in ("heads", "layers"):
+        if getattr(config, count) != 1:
+            raise ValueError(f"a model with {name} has {count} 1, not {getattr(config, count)}")
+    for part in ATTENTION_PARTS:
+        if getattr(config, part) != ModelConfig.model_fields[part].get_default():
+            raise ValueError(f"a model with {name} has no {part}: leave it out")
 
 
 def check_repeats(name: str, specs: Sequence[ModuleSpec | None], layers: int) -> None:

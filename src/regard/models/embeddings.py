@@ -1,4 +1,5 @@
-"""Inputs of models: token ids (b, n), vectors (b, n, width) or images (b, c, h, w) -> (b, n, d).
+"""Inputs of models: token ids (b, n), vectors (b, n, width), images (b, c, h, w) or videos
+(b, t, c, h, w) -> (b, n, d).
 
 Each kind of input is a configuration, which builds the embedding below it. A new kind is these two
 classes and an entry in `InputConfig`.
@@ -382,6 +383,113 @@ def conv_stem(channels: int, dim: int, patch_size: int) -> nn.Sequential:
     return nn.Sequential(*modules)
 
 
+# -------------------------------------------------------------------------------------------- video
+class VideoInput(InputSpec):
+    """Videos (b, frames, channels, height, width), split into tubelets.
+
+    Attributes:
+        tubelet: Frames of a tubelet. Must divide frames.
+        patch_size: Side of a tubelet in pixels. Must divide height and width.
+    """
+
+    kind: Literal["video"] = "video"
+    frames: Size
+    height: Size
+    width: Size
+    patch_size: Size
+    tubelet: Size = 1
+    channels: Size = 1
+
+    @model_validator(mode="after")
+    def _check_sizes(self) -> Self:
+        if self.height % self.patch_size or self.width % self.patch_size:
+            raise ValueError(
+                f"patch_size {self.patch_size} does not divide the image size {self.height} × "
+                f"{self.width}"
+            )
+        if self.frames % self.tubelet:
+            raise ValueError(f"tubelet {self.tubelet} does not divide the {self.frames} frames")
+        return self
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        """See `InputSpec`: a row for each time, with all patches of a frame. So axial attention in
+        two passes is divided attention in space and time (Bertasius et al. 2021)."""
+        patches = (self.height // self.patch_size) * (self.width // self.patch_size)
+        return self.frames // self.tubelet, patches
+
+    @property
+    def length(self) -> int:
+        """Number of tokens of a video."""
+        times, patches = self.grid
+        return times * patches
+
+    @property
+    def fixed_length(self) -> int:
+        """See `InputSpec`."""
+        return self.length
+
+    def count_tokens(self, x: Tensor) -> int:
+        """See `InputSpec`."""
+        return len(x) * self.length
+
+    def build(self, context: EmbeddingContext) -> VideoEmbedding:
+        """See `InputSpec`."""
+        return VideoEmbedding(
+            (self.frames, self.channels, self.height, self.width),
+            (self.tubelet, self.patch_size),
+            context.dim,
+            position=context.position(context.dim, self.length, self.grid),
+            dropout=context.dropout,
+        )
+
+
+class VideoEmbedding(InputEmbedding):
+    """Videos (b, frames, channels, height, width) -> one token per tubelet, time by time and row by
+    row: a linear layer on its pixels (Arnab et al. 2021, arXiv 2103.15691).
+
+    Args:
+        shape: Frames, channels, height and width.
+        tubelet: Frames of a tubelet, and its side in pixels.
+    """
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int, int],
+        tubelet: tuple[int, int],
+        dim: int,
+        *,
+        position: nn.Module,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.shape, self.position, self.dropout = shape, position, nn.Dropout(dropout)
+        frames, side = tubelet
+        size = (frames, side, side)
+        self.project = nn.Conv3d(shape[1], dim, size, stride=size)
+
+    def forward(
+        self,
+        x: Tensor,
+        mask: Tensor | None = None,
+        *,
+        token_type_ids: Tensor | None = None,
+        start: int | Tensor = 0,
+    ) -> Embedded:
+        """See `InputEmbedding`; mask (b, n) over the tubelets."""
+        refuse_token_types(token_type_ids)
+        if x.dim() != 5 or x.shape[1:] != self.shape or not x.is_floating_point():
+            raise ValueError(
+                f"videos must be floating-point, of shape (b, {', '.join(map(str, self.shape))}), "
+                f"not {tuple(x.shape)} {x.dtype}"
+            )
+        if isinstance(start, Tensor) or start:
+            raise ValueError("a video cannot be streamed in chunks: give it whole")
+        y = self.position(self.project(x.transpose(1, 2)).flatten(2).transpose(1, 2), start)
+        check_mask(mask, (y.shape[0], y.shape[1]), "mask")
+        return self.dropout(y), mask
+
+
 # ----------------------------------------------------------------------------------------- features
 class FeatureInput(InputSpec):
     """Feature ids (b, k, n): each token has k features, such as a word, its shape and its affixes.
@@ -457,7 +565,7 @@ class FeatureEmbedding(InputEmbedding):
 
 
 InputConfig = Annotated[
-    TokenInput | FeatureInput | VectorInput | PatchInput, Field(discriminator="kind")
+    TokenInput | FeatureInput | VectorInput | PatchInput | VideoInput, Field(discriminator="kind")
 ]
 
 

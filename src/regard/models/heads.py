@@ -1,18 +1,18 @@
 """Model heads: tokens (b, n, d) become logits, numbers or one vector.
 
 Each kind of head is a configuration, which builds the module beside it and knows the loss that it
-is trained with by default. A new kind is such a pair and an entry in `HeadConfig`.
+is trained with by default. A new kind is such a pair and an entry in
+`regard.models.config.HeadConfig`.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from typing import Annotated, Any, ClassVar, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field
 from torch import Tensor, nn
 
 from regard.errors import did_you_mean
@@ -134,7 +134,7 @@ class ModelHead(nn.Module, ABC):
     pools: bool = False  # one output per sequence, instead of one per token
 
     @abstractmethod
-    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor: ...
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Any: ...
 
 
 class HeadContext(NamedTuple):
@@ -323,6 +323,65 @@ class RegressionHeadConfig(HeadSpec):
         )
 
 
+class SegmentationHeadConfig(HeadSpec):
+    """Logits over classes for each pixel of an image in patches, (b, num_classes, height, width).
+
+    Attributes:
+        rows: Rows of patches.
+        columns: Columns of patches.
+        patch_size: Side of a patch in pixels.
+    """
+
+    models: ClassVar[tuple[str, ...]] = ("encoder",)
+    kind: Literal["segmentation"] = "segmentation"
+    num_classes: Size
+    rows: Size
+    columns: Size
+    patch_size: Size
+
+    def build(self, context: HeadContext) -> SegmentationHead:
+        """See `HeadSpec`."""
+        grid = self.rows, self.columns
+        return SegmentationHead(
+            context.dim, self.num_classes, grid, self.patch_size, dropout=context.dropout
+        )
+
+    def loss(self, output: Any, labels: Tensor, label_smoothing: float = 0.0) -> Tensor:
+        """The mean cross-entropy in nats over the pixels that have a class."""
+        flat = output.movedim(1, -1)
+        return cross_entropy_loss(flat, labels, label_smoothing=label_smoothing)
+
+
+class SegmentationHead(ModelHead):
+    """A linear layer from each token to the logits of the pixels of its patch (Strudel et al. 2021,
+    arXiv 2105.05633, section 3.2, without interpolation: a patch has logits of its own).
+
+    A class token before the patches is left out.
+
+    Args:
+        grid: Rows and columns of patches.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_classes: int,
+        grid: tuple[int, int],
+        patch_size: int,
+        *,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.grid, self.patch_size = grid, patch_size
+        self.dropout, self.out = nn.Dropout(dropout), nn.Linear(dim, num_classes * patch_size**2)
+
+    def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
+        """Tokens (b, n, d) -> logits (b, num_classes, height, width)."""
+        patches = self.out(self.dropout(x[:, -self.grid[0] * self.grid[1] :]))
+        logits: Tensor = F.pixel_shuffle(patches.mT.unflatten(-1, self.grid), self.patch_size)
+        return logits
+
+
 class PredictionHead(ModelHead):
     """W x + b of the pooled tokens, (b, outputs), or of each token, (b, n, outputs).
 
@@ -427,15 +486,3 @@ class PoolingHead(ModelHead):
         """See `ModelHead`."""
         y = pool_sequence(self.pooling, x, mask)
         return F.normalize(y, dim=-1) if self.normalize else y
-
-
-HeadConfig = Annotated[
-    LMHeadConfig
-    | MaskedLMHeadConfig
-    | SequenceClassificationHeadConfig
-    | MatchingHeadConfig
-    | TokenClassificationHeadConfig
-    | RegressionHeadConfig
-    | PoolingHeadConfig,
-    Field(discriminator="kind"),
-]

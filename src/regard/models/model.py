@@ -112,8 +112,8 @@ class Model(nn.Module, ABC):
     config: ModelConfig | None = None
 
     @abstractmethod
-    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """Process whole sequences; see the subclasses for the arguments."""
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Process whole inputs; see the subclasses for the arguments and the output."""
 
 
 class SingleStackModel(Model):

@@ -12,6 +12,8 @@ from typing import Any
 from regard.errors import did_you_mean
 from regard.tasks.base import IGNORE_INDEX, Batch, Example, ModelNeeds, Task, TokenTask
 from regard.tasks.byte_text import ByteTextClassification
+from regard.tasks.detection import Detection
+from regard.tasks.draw import DRAWTask
 from regard.tasks.forecast import Forecast
 from regard.tasks.image_classification import ImageClassification
 from regard.tasks.image_folder import ImageFolder
@@ -27,6 +29,7 @@ from regard.tasks.probes import CopyTask, DyckTask, ParityTask, RecallTask, Sele
 from regard.tasks.processors import Prediction, Processor, TextProcessor
 from regard.tasks.regression import Regression
 from regard.tasks.retrieval import TextRetrieval
+from regard.tasks.segmentation import Segmentation
 from regard.tasks.sound_folder import SoundFolder
 from regard.tasks.speakers import SpeakerTagging
 from regard.tasks.summarisation import Summarisation
@@ -34,6 +37,7 @@ from regard.tasks.tagging import Tagging
 from regard.tasks.text_classification import TextClassification
 from regard.tasks.text_pairs import TextPairClassification
 from regard.tasks.translation import TextToText, Translation
+from regard.tasks.video import VideoTask
 
 ENTRY_POINT_GROUP = "regard.tasks"
 NAME = re.compile(r"[a-zA-Z][\w-]*")
@@ -64,6 +68,10 @@ TASKS: dict[str, type[Task]] = {
     "listops": ListOps,
     "pathfinder": Pathfinder,
     "image": ImageClassification,
+    "draw": DRAWTask,
+    "segmentation": Segmentation,
+    "detection": Detection,
+    "video": VideoTask,
     "text": ByteTextClassification,
     "retrieval": TextRetrieval,
 }

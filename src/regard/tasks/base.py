@@ -22,6 +22,7 @@ from torch import Tensor
 
 from regard.errors import check_choice, check_int
 from regard.models.config import (
+    DRAWConfig,
     HeadConfig,
     InputConfig,
     LMHeadConfig,
@@ -107,13 +108,15 @@ class ModelNeeds(StrictModel):
         head: What it returns. None: the tokens (b, n, d).
         length: Maximum number of tokens.
         target: seq2seq only: input of the decoder. None: shares the embedding of the encoder.
+        draw: draw only: the glimpses of the model.
     """
 
-    kind: Literal["encoder", "decoder", "seq2seq", "dual_encoder"]
+    kind: Literal["encoder", "decoder", "seq2seq", "dual_encoder", "draw"]
     input: InputConfig
     head: HeadConfig | None
     length: int
     target: TokenInput | None = None
+    draw: DRAWConfig | None = None
 
 
 class Task(ABC):
@@ -174,6 +177,16 @@ class Task(ABC):
         if head is None:
             raise ValueError("A task without a head needs a loss of its own.")
         return head.loss(output, batch.targets[LABELS], label_smoothing)
+
+    def augment(self, batch: Batch, generator: torch.Generator) -> Batch:
+        """Change the examples of a training batch at random, such as crops of images; by default
+        not at all.
+
+        Args:
+            batch: Examples of the train split, on the CPU.
+            generator: The only source of random numbers, so that runs resume.
+        """
+        return batch
 
     def training_batch(self, batch: Batch) -> Batch:
         """The batch as it is given to the model and to `loss` in training; by default the same.

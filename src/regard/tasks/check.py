@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.models.build import build
-from regard.models.config import ModelConfig, PatchInput, TokenInput
+from regard.models.config import ModelConfig, TokenInput
 from regard.models.model import Model
 from regard.tasks.base import MASKS, SPLITS, Batch, Example, ModelNeeds, Task
 from regard.tasks.metrics import Metric, UndefinedMetric
@@ -105,7 +105,7 @@ def inputs(task: Task) -> None:
                 f"{sorted(found)}"
             )
             for name, tensor in found.items():
-                if isinstance(task.needs.input, PatchInput) and name != "target":
+                if task.needs.input.fixed_length is not None and name != "target":
                     continue
                 length = tensor.shape[0] if tensor.is_floating_point() else tensor.shape[-1]
                 assert 1 <= length <= task.needs.length, (
@@ -320,9 +320,10 @@ def _build_model(task: Task) -> Model:
         target=found.target,
         head=found.head,
         dim=16,
-        heads=2,
+        heads=2 if found.draw is None else 1,
         layers=1,
-        length=None if isinstance(found.input, PatchInput) else found.length,
+        length=None if found.input.fixed_length is not None else found.length,
+        draw=found.draw,
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

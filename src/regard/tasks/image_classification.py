@@ -72,7 +72,7 @@ class ImageClassification(SourceTask):
         self.side, classes = side or SIDE, len(shapes.NAMES)
         if data != BUILT_IN:
             check_generated_only(data, noise=noise, seed=seed, examples=examples)
-            splits = _load_splits(resolve_dataset(data, DATASETS), side)
+            splits = load_image_splits(resolve_dataset(data, DATASETS), side)
             self.side = splits["train"].images.shape[1]
             classes = 1 + max(int(part.labels.max()) for part in splits.values())
             sizes = {split: len(part.labels) for split, part in splits.items()}
@@ -99,7 +99,7 @@ class ImageClassification(SourceTask):
         return render_pixels(example, f"{source} (class {label})", prediction)
 
 
-def _load_splits(folder: Path, side: int | None) -> dict[str, LabelledImages]:
+def load_image_splits(folder: Path, side: int | None) -> dict[str, LabelledImages]:
     """The splits of a folder; as in LRA, the last tenth of train is for validation."""
     if not folder.is_dir():
         raise ValueError(

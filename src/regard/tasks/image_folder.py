@@ -36,6 +36,7 @@ class ImageProcessor(Processor):
     """
 
     suffixes = SUFFIXES
+    stretch = False  # scale width and height apart instead of cropping, so that boxes stay relative
 
     def __init__(self, size: int, channels: int, labels: Sequence[str]) -> None:
         check_int(1, size=size)
@@ -68,7 +69,11 @@ class ImageProcessor(Processor):
             white = Image.new("RGBA", image.size, "white")
             image = Image.alpha_composite(white, image)
         image = image.convert("L" if self.channels == 1 else "RGB")
-        image = ImageOps.fit(image, (self.size, self.size), Image.Resampling.BILINEAR)
+        size, bilinear = (self.size, self.size), Image.Resampling.BILINEAR
+        if self.stretch:
+            image = image.resize(size, bilinear)
+        else:
+            image = ImageOps.fit(image, size, bilinear)
         pixels = np.asarray(image, dtype=np.uint8).reshape(self.size, self.size, self.channels)
         return pixels.transpose(2, 0, 1)
 
@@ -81,7 +86,7 @@ class ImageProcessor(Processor):
         except UnusableRow as error:
             raise ValueError(f"{raw}: {error}") from None
 
-    def decode(self, output: Tensor, inputs: Mapping[str, Tensor | None]) -> list[Prediction]:
+    def decode(self, output: Any, inputs: Mapping[str, Tensor | None]) -> list[Prediction]:
         """See `Processor`: the most probable label, and the probabilities of all."""
         return predict_classes(output, self.labels)
 

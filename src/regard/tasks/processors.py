@@ -52,7 +52,7 @@ class Processor(ABC):
         return False
 
     @abstractmethod
-    def decode(self, output: Tensor, inputs: Mapping[str, Tensor | None]) -> list[Prediction]:
+    def decode(self, output: Any, inputs: Mapping[str, Tensor | None]) -> list[Prediction]:
         """The predictions of a batch from the output of the model."""
 
     def predict(self, model: Model, inputs: Mapping[str, Tensor | None]) -> list[Prediction]:

@@ -34,7 +34,6 @@ from regard.models.config import (
     Depth,
     EncoderConfig,
     InputConfig,
-    PatchInput,
     Probability,
     RNNConfig,
     Size,
@@ -53,7 +52,7 @@ from regard.models.serialization import (
 from regard.output_folders import check_output_folder
 from regard.plugins import PluginFile, require_plugins
 from regard.tasks import Task, create_task, find_task
-from regard.tasks.base import SPLITS
+from regard.tasks.base import SPLITS, ModelNeeds
 from regard.tasks.tokenizers import RUN_PREFIX
 from regard.train.checkpoint import list_checkpoints
 from regard.train.distributed import WorkerGroup, init_distributed
@@ -197,6 +196,8 @@ def model_config(spec: RunSpec, task: Task) -> ModelConfig:
                     f"{name} is for tasks whose model has an encoder and a decoder, such as "
                     f"translate; that of {spec.task.name} is of kind {needs.kind!r}."
                 )
+    if needs.draw is not None:
+        return draw_config(spec, needs)
     if spec.rnn is not None:
         return rnn_config(spec, task)
     ffn = spec.ffn
@@ -223,7 +224,7 @@ def model_config(spec: RunSpec, task: Task) -> ModelConfig:
         dim=spec.dim,
         heads=spec.heads,
         layers=spec.layers,
-        length=None if isinstance(needs.input, PatchInput) else needs.length,
+        length=None if needs.input.fixed_length is not None else needs.length,
         mixer=[spec.mixer],
         ffn=[ffn],
         norm=spec.norm,
@@ -237,20 +238,39 @@ def model_config(spec: RunSpec, task: Task) -> ModelConfig:
     )
 
 
-def refuse_attention_settings(names: Iterable[str]) -> None:
+def refuse_attention_settings(names: Iterable[str], model: str = "rnn") -> None:
     """Raise a ValueError if one of the settings is none of a recurrent model."""
     for name in names:
         if name in ATTENTION_SETTINGS:
-            raise ValueError(f"A recurrent model (rnn) has no {name}: leave it out.")
+            raise ValueError(f"A recurrent model ({model}) has no {name}: leave it out.")
+
+
+def changed_settings(spec: RunSpec) -> Iterable[str]:
+    """Names of the settings of the model that are not the defaults."""
+    for name, field in ModelSettings.model_fields.items():
+        if getattr(spec, name) != field.get_default():
+            yield name
+
+
+def draw_config(spec: RunSpec, needs: ModelNeeds) -> ModelConfig:
+    """The recurrent autoencoder for a task of images."""
+    refuse_attention_settings(changed_settings(spec), "draw")
+    if spec.dropout:
+        raise ValueError("A recurrent model (draw) has no dropout: leave it out.")
+    return ModelConfig(
+        kind="draw",
+        input=needs.input,
+        dim=spec.dim,
+        heads=1,
+        layers=1,
+        seed=spec.settings.seed,
+        draw=needs.draw,
+    )
 
 
 def rnn_config(spec: RunSpec, task: Task) -> ModelConfig:
     """The recurrent model for a task of text pairs."""
-    refuse_attention_settings(
-        name
-        for name in ATTENTION_SETTINGS
-        if getattr(spec, name) != ModelSettings.model_fields[name].get_default()
-    )
+    refuse_attention_settings(changed_settings(spec))
     needs = task.needs
     source, target = (
         # of standard deviation 1, as the states

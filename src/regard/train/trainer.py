@@ -11,12 +11,13 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from regard.device import resolve_dtype, synchronize
 from regard.json_files import CorruptFile
-from regard.tasks.base import Task
+from regard.tasks.base import Batch, Task
 from regard.train import checkpoint, state
 from regard.train.best_weights import BestWeights, replaced_tensors
 from regard.train.distributed import WorkerGroup
@@ -255,7 +256,7 @@ class Trainer:
         parts = [
             rows[i :: s.accumulation_steps] for i in range(min(s.accumulation_steps, len(rows)))
         ]
-        batches = [self.task.batch("train", part) for part in parts]
+        batches = [self._training_batch(part, number) for number, part in enumerate(parts)]
         counts = [(self.task.count_targets(b), self.task.count_tokens(b)) for b in batches]
         targets, tokens = group.sum(sum(t for t, _ in counts), sum(n for _, n in counts))
         for batch, (t, n) in zip(batches, counts, strict=True):
@@ -268,6 +269,13 @@ class Trainer:
             total += float(loss.detach())
         self.tokens += int(tokens)
         return group.sum(total)[0]
+
+    def _training_batch(self, rows: list[int], part: int) -> Batch:
+        """A part of the batch of this step, augmented. The random numbers follow from the seed, the
+        step and the part, so a resumed run draws the same."""
+        seed = np.random.SeedSequence([self.settings.seed, self.step, self.group.rank, part])
+        generator = torch.Generator().manual_seed(int(seed.generate_state(1, np.uint64)[0] >> 1))
+        return self.task.augment(self.task.batch("train", rows), generator)
 
     def _after_step(self) -> None:
         """Log, evaluate and save if they are due."""
