@@ -84,9 +84,9 @@ class AlertBudget:
             extra: How often they were reported since `observe_alert`.
         """
         own, everyone = self.reports_of(findings, time)
-        return own + extra[0] >= self.settings.repeats_per_day or everyone + extra[1] >= max(
-            self.settings.alerts_per_day, 1
-        )
+        limit = self.settings.repeats_per_day
+        most = max(limit, self.settings.alerts_per_day * MAX_SHARE)
+        return own + extra[0] >= limit or everyone + extra[1] >= most
 
     def observe_alert(self, findings: tuple[str, str], time: float) -> None:
         """Count an alert that was reported."""

@@ -11,6 +11,7 @@ from regard.watch.leaves.count_sketch import Keys, combine_keys, mix_keys
 
 START, END = 2, 3  # bytes of control characters stand for the ends of a string
 WINDOW = 8  # characters in a row that a string is judged by
+MOST_USED = 1 / 8  # of the cells
 _DIGITS = np.arange(256, dtype=np.uint8)
 _DIGITS[ord("0") : ord("9") + 1] = ord("0")  # identifiers and times differ in digits alone
 
@@ -20,13 +21,14 @@ class CharacterModel:
     the characters of all paths and to the 256 bytes (Witten and Bell 1991).
 
     Digits count as one character. The counts are in one hashed table for all paths, so memory is
-    constant; when the table is more than half full, the counts are halved.
+    constant; when an eighth of the table is used, the counts are halved, so that few grams that
+    never occurred meet the cell of another one.
 
     Args:
         size: Cells of the table, a power of two.
     """
 
-    def __init__(self, size: int = 1 << 21) -> None:
+    def __init__(self, size: int = 1 << 22) -> None:
         self.table = np.zeros(size, np.uint32)
 
     def add(self, paths: Keys, strings: Sequence[str]) -> None:
@@ -44,7 +46,7 @@ class CharacterModel:
             np.add.at(self.table, self._cell(different), amounts.astype(np.uint32))
             np.add.at(self.table, self._cell(context), 1)  # occurrences of the context
             np.add.at(self.table, self._cell(escape[fresh]), 1)  # different continuations of it
-        if np.count_nonzero(self.table[::64]) > len(self.table) // 64 * 0.5:
+        if np.count_nonzero(self.table[::64]) > len(self.table) // 64 * MOST_USED:
             self.table >>= np.uint32(1)
 
     def bits(self, paths: Keys, strings: Sequence[str]) -> npt.NDArray[np.float64]:

@@ -11,6 +11,7 @@ from regard.watch.event import Value
 
 Keys = npt.NDArray[np.uint64]
 
+MOST_USED = 0.4  # of the cells of a row
 _SPREAD = np.uint64(0x9E3779B97F4A7C15)
 _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
@@ -65,28 +66,29 @@ class CountSketch:
         self.seen_keys = 0
 
     def estimate(self, keys: Keys) -> npt.NDArray[np.int64]:
-        """The count of each key: never too low but by ageing, rarely too high."""
+        """The count of each key: rarely too high, and too low by one if the doorkeeper was emptied
+        since, and by more only after ageing."""
         counted = self._counted(self._cells(keys))
         return counted + self.seen[self._probes(keys)].all(axis=0)
 
     def add(self, keys: Keys, amounts: npt.NDArray[np.int64]) -> None:
         """Count keys, which must differ from each other."""
+        counted = self._counted(self._cells(keys))
         probes = self._probes(keys)
-        known = self.seen[probes].all(axis=0)
-        self.seen[probes] = True
-        self.seen_keys += int((~known).sum())
-        amounts = amounts - ~known  # the doorkeeper keeps the first sighting
+        first = (counted == 0) & ~self.seen[probes].all(axis=0)
+        self.seen[probes[:, first]] = True  # the doorkeeper keeps the first sighting
+        self.seen_keys += int(first.sum())
 
-        returned = amounts > 0
-        cells = self._cells(keys[returned])
-        target = (self._counted(cells) + amounts[returned]).astype(np.uint32)
-        for row, places in zip(self.counts, cells, strict=True):
+        left = amounts - first
+        again = left > 0
+        target = (counted + left)[again].astype(np.uint32)
+        for row, places in zip(self.counts, self._cells(keys[again]), strict=True):
             np.maximum.at(row, places, target)
 
         if self.seen_keys > len(self.seen) // 8:
             self.seen[:] = False
             self.seen_keys = 0
-        if np.count_nonzero(self.counts[0, ::64]) > self.width // 64 * 0.6:
+        if np.count_nonzero(self.counts[0, ::64]) > self.width // 64 * MOST_USED:
             self.counts >>= np.uint32(1)
 
     def _cells(self, keys: Keys) -> npt.NDArray[np.int64]:

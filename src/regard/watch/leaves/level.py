@@ -33,7 +33,7 @@ from regard.watch.event import Event, Value, value_kind
 from regard.watch.leaves.characters import CharacterModel
 from regard.watch.leaves.count_sketch import CountSketch, combine_keys, hash_value
 from regard.watch.leaves.magnitudes import MagnitudeModel
-from regard.watch.leaves.schema import EndpointSchema, NoveltyRates
+from regard.watch.leaves.schema import EndpointSchema, NoveltyRates, PathNode, ancestors
 from regard.watch.level import Finding, Level, Surprise
 from regard.watch.settings import WatchSettings
 
@@ -134,6 +134,7 @@ class LeafLevel(Level):
         self.events = 0
         self.schemas: dict[tuple[str, str], EndpointSchema] = {}
         self.novelty = NoveltyRates()
+        self.nodes: dict[tuple[str, str], PathNode] = {}
         self.path_ids: dict[tuple[str, str], int] = {}
         self.path_names: list[tuple[str, str]] = []
         self.path_groups: list[int] = []
@@ -212,10 +213,25 @@ class LeafLevel(Level):
         self, tenant: str, endpoint: str, paths: tuple[str, ...], count: int
     ) -> list[int]:
         """Count the keys of events with the same paths; the context of each leaf."""
+        self._count_nodes(tenant, set(paths), count)
         schema = self._schema(tenant, endpoint)
         found = [self._context(schema, tenant, path) for path in paths]
         schema.add(frozenset(found), len(paths) - len(set(paths)), count, self.novelty)
         return found
+
+    def _count_nodes(self, tenant: str, paths: set[str], count: int) -> None:
+        """Count the paths and objects of events, and the keys in each that one event had."""
+        for name in sorted(paths.union(*map(ancestors, paths))):  # objects before their keys
+            node = self.nodes.get((tenant, name))
+            if node is None and len(self.nodes) >= MAX_PATHS:
+                continue
+            if node is None:
+                node = self.nodes[tenant, name] = PathNode()
+            change = (node.events + count == 1) - (node.events == 1)
+            node.events += count
+            parent = self.nodes.get((tenant, name.rpartition(".")[0])) if name else None
+            if parent is not None:
+                parent.once += change
 
     def _context(self, schema: EndpointSchema, tenant: str, path: str) -> int:
         """The context of a path at an endpoint, made if it is new."""
@@ -515,19 +531,21 @@ class LeafLevel(Level):
     ) -> tuple[list[_KeyFinding], list[_KeyFinding]]:
         """Keys that are unusual at an endpoint, and keys that are missing; the most surprising
         first."""
+        distinct = dict.fromkeys(paths)
+        new = [path for path in distinct if (tenant, path) not in self.path_ids]
         if schema is None or not schema.events:
-            new = [path for path in dict.fromkeys(paths) if (tenant, path) not in self.path_ids]
-            return [_KeyFinding(path, self._new_path_bits()) for path in new], []
+            return [_KeyFinding(path, self._new_path_bits(tenant, path)) for path in new], []
         shape = frozenset(schema.contexts[path] for path in paths if path in schema.contexts)
-        unknown = [path for path in dict.fromkeys(paths) if path not in schema.contexts]
+        unknown = [path for path in distinct if path not in schema.contexts]
         names = {context: path for path, context in schema.contexts.items()}
         nearest = schema.nearest_shape(shape)
         more, less = shape - nearest, nearest - shape
         rates = self.novelty
         new_shape = schema.new_shape_bits(rates)
-        unseen = [
-            _KeyFinding(path, max(schema.unseen_key_bits(rates), new_shape)) for path in unknown
-        ] + [
+        never = max(schema.unseen_key_bits(rates), new_shape)
+        unseen = [_KeyFinding(path, never) for path in unknown if path not in new]
+        unseen += [_KeyFinding(path, max(never, self._new_path_bits(tenant, path))) for path in new]
+        unseen += [
             _KeyFinding(names[each], max(schema.present_bits(each), new_shape * (each in more)))
             for each in shape
         ]
@@ -543,14 +561,12 @@ class LeafLevel(Level):
             sorted(missing, key=lambda each: -each.bits),
         )
 
-    def _new_path_bits(self) -> float:
-        """Surprise that a new endpoint has a path that no other one has, from the number of paths
-        that only one endpoint has."""
-        if not self.schemas:
-            return 0.0
-        used = np.bincount(self.context_paths[: len(self.top_values)])
-        alone = int((used == 1).sum())
-        return max(log2((len(self.schemas) + 1) / (alone + 0.5)), 0.0)
+    def _new_path_bits(self, tenant: str, path: str) -> float:
+        """Surprise of a path that no event had, in the nearest object that is known."""
+        for name in ancestors(path):
+            if (tenant, name) in self.nodes:
+                return self.nodes[tenant, name].new_key_bits()
+        return 0.0
 
     # Explanations
 
@@ -653,6 +669,7 @@ class LeafLevel(Level):
             "settings": self.settings.model_dump(mode="json"),
             "events": self.events,
             "novelty": asdict(self.novelty),
+            "nodes": [[*key, node.events, node.once] for key, node in self.nodes.items()],
             "schemas": [[*key, schema.to_json()] for key, schema in self.schemas.items()],
             "paths": self.path_names,
             "path_groups": self.path_groups,
@@ -691,6 +708,10 @@ class LeafLevel(Level):
         level = cls(WatchSettings.model_validate(content["settings"]))
         level.events = content["events"]
         level.novelty = NoveltyRates(**content["novelty"])
+        level.nodes = {
+            (tenant, name): PathNode(events, once)
+            for tenant, name, events, once in content["nodes"]
+        }
         level.schemas = {
             (tenant, endpoint): EndpointSchema.from_json(schema)
             for tenant, endpoint, schema in content["schemas"]

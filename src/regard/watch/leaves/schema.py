@@ -38,6 +38,33 @@ class NoveltyRates:
 
 
 @dataclass
+class PathNode:
+    """A path of leaves or of an object in events, such as "request.body": how often it is there,
+    and how often it brings a key that was never there.
+
+    Attributes:
+        events: Number of events that have it.
+        once: Number of keys directly beneath it that one event had.
+    """
+
+    events: int = 0
+    once: int = 0
+
+    def new_key_bits(self) -> float:
+        """Surprise of a key that no event had (Good 1953)."""
+        return max(log2((self.events + 1) / (self.once + 0.5)), 0.0)
+
+
+def ancestors(path: str) -> list[str]:
+    """The objects that a path is in, the nearest first; the last is "", the event."""
+    found = []
+    while path:
+        path = path.rpartition(".")[0]
+        found.append(path)
+    return found
+
+
+@dataclass
 class EndpointSchema:
     """The keys of the events of one endpoint.
 
