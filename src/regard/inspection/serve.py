@@ -11,6 +11,7 @@ import secrets
 import socket
 import webbrowser
 from collections.abc import Awaitable, Callable, MutableMapping
+from contextlib import suppress
 from threading import Lock
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Protocol
 
@@ -148,7 +149,8 @@ def serve(
         if open_browser:
             webbrowser.open(url)
         config = uvicorn.Config(app, log_level="warning", access_log=False, server_header=False)
-        uvicorn.Server(config).run(sockets=[listener])
+        with suppress(KeyboardInterrupt):  # Ctrl+C, after the last answer
+            uvicorn.Server(config).run(sockets=[listener])
 
 
 def build_app(session: Session, *, token: str, port: int) -> Application:
