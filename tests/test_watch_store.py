@@ -99,9 +99,10 @@ def test_prune_keeps_labelled_alerts(store):
     store.add_alerts([make_entry(f"aaaa{i}") for i in range(9)])
     store.set_label("aaaa0", "attack")
     store.add_series([SeriesPoint("", "all", "events", t, 1.0) for t in (0.0, 1000.0)])
-    assert store.prune(before=0.0, max_alerts=3) == 5
+    assert store.prune(before=0.0, max_alerts=3, series_seconds=500.0) == 5
+    assert [point.time for point in store.series("all")] == [1000.0]
     assert store.alert_ids() == {"aaaa0", "aaaa6", "aaaa7", "aaaa8"}
-    assert store.prune(before=2e9 + 1e10, max_alerts=3) == 3
+    assert store.prune(before=1e11, max_alerts=3, series_seconds=500.0) == 3
     assert store.alert_ids() == {"aaaa0"}
 
 

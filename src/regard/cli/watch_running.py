@@ -392,10 +392,11 @@ def bench(
         table.add_row(stage, f"{seconds * 1e6:,.1f}", f"{1 / seconds:,.0f}")
     table.add_row("all", f"{result.total * 1e6:,.1f}", f"{1 / result.total:,.0f}")
     console().print(table)
+    memory = "" if result.peak_mb is None else f" Peak memory {result.peak_mb:,.0f} MB."
     echo(
         f"{result.events:,} events with {result.leaves:.1f} leaves on average, in batches of "
-        f"{batch_size}; {result.alerts:,} alerts; peak memory {result.peak_mb:,.0f} MB. A batch "
-        f"takes {result.p50_ms:.1f} ms (median), {result.p99_ms:.1f} ms (99th percentile)."
+        f"{batch_size}; {result.alerts:,} alerts. A batch takes {result.p50_ms:.1f} ms (median), "
+        f"{result.p99_ms:.1f} ms (99th percentile).{memory}"
     )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -14,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from regard.environment import peak_bytes
 from regard.watch.detector import Detector
 from regard.watch.events import EventParser
 from regard.watch.follow.entities import EntityStore
@@ -35,7 +34,7 @@ class StageTimes:
         alerts: Number of events that were alerts.
         p50_ms: Median wall time of a batch, all stages.
         p99_ms: Its 99th percentile.
-        peak_mb: Peak resident memory of the process.
+        peak_mb: Peak resident memory of the process; None where the system does not tell.
     """
 
     seconds: dict[str, float]
@@ -44,7 +43,7 @@ class StageTimes:
     alerts: int
     p50_ms: float
     p99_ms: float
-    peak_mb: float
+    peak_mb: float | None
 
     @property
     def total(self) -> float:
@@ -115,9 +114,7 @@ def measure_stages(detector: Detector, data: str, *, events: int, batch_size: in
         store.close()
     if not counts["events"]:
         raise ValueError(f"No record of {data} could be parsed: {parser.dead_letters.summary()}")
-    # kilobytes on Linux, bytes on macOS
-    unit = 1 if sys.platform == "darwin" else 1024
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+    peak = peak_bytes()
     return StageTimes(
         seconds={stage: seconds / counts["events"] for stage, seconds in spent.items()},
         events=counts["events"],
@@ -125,5 +122,5 @@ def measure_stages(detector: Detector, data: str, *, events: int, batch_size: in
         alerts=counts["alerts"],
         p50_ms=float(np.quantile(batches, 0.5) * 1e3),
         p99_ms=float(np.quantile(batches, 0.99) * 1e3),
-        peak_mb=peak / 1e6,
+        peak_mb=None if peak is None else peak / 1e6,
     )

@@ -60,6 +60,7 @@ from regard.watch.users.shapes import ShapeEvents, ShapeMonitor, describe_shape
 
 STATUS_FACT, RANKING_FACT = "status", "ranking"
 DAY = 86_400.0
+SERIES_DAYS = 7  # for which points of series are kept
 STATUS_SECONDS = 5.0
 PRUNE_SECONDS = 600.0
 RETRY_SECONDS = 5.0  # between attempts to commit to a disk that is full
@@ -78,7 +79,7 @@ class FollowSettings:
         model_seconds: Time between two saves of what the model has learned.
         entities_in_memory: Entities whose states stay in memory.
         max_entities: Entities whose states are stored.
-        keep_days: Days for which alerts and series are kept.
+        keep_days: Days for which alerts are kept.
         max_alerts: Alerts that are kept.
         adopt_entities: A new shape of requests is accepted by itself when so many entities have
             used it; 0: never.
@@ -241,6 +242,7 @@ class Follower:
                 self.store.prune(
                     before=time.time() - self.settings.keep_days * DAY,
                     max_alerts=self.settings.max_alerts,
+                    series_seconds=SERIES_DAYS * DAY,
                 )
                 self.states.prune()
 
@@ -282,7 +284,7 @@ class Follower:
         for each, shape in zip(scored, shape_ids, strict=True):
             event = each.event
             if event.entity:
-                pending.last_events[event.tenant, event.entity] = event.time
+                pending.last_events[event.tenant, event.entity] = min(event.time, time.time())
             if each.status in ("normal", "learning"):
                 others.append(each)
                 continue
@@ -343,7 +345,9 @@ class Follower:
                 alert.to_json(), status=alert.status, event=event_to_json(scored.event)
             )
             known = None if shape is None else self.shapes.reported.get(shape)
-            if mute := find_mute(alert, self.mutes):
+            now = time.time()
+            mutes = [each for each in self.mutes if each.expires is None or each.expires > now]
+            if mute := find_mute(alert, mutes):
                 entry.status, entry.reason = "muted", f"mute {mute.id}: {mute.reason}".strip(": ")
                 self.pending.muted[mute.id] += 1
             elif known is not None and is_about_shape(
@@ -366,7 +370,7 @@ class Follower:
     # ----------------------------------------------------------------------------- feedback
     def _read_feedback(self) -> None:
         """Read what people said: mutes, accepted shapes and alerts, and the head of the labels."""
-        self.mutes: list[Mute] = self.store.mutes(time.time())
+        self.mutes: list[Mute] = self.store.mutes()
         content = self.store.fact(RANKING_FACT)
         self.ranking = None if content is None else RankingHead(**content)
         stored = self.store.shapes()

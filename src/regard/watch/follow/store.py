@@ -421,10 +421,10 @@ class WatchStore:
             [(priority, id) for id, priority in priorities.items()],
         )
 
-    def prune(self, *, before: float, max_alerts: int) -> int:
-        """Delete what was stored before a time, and the oldest alerts beyond `max_alerts`;
-        labelled alerts stay. Series go by the time of their points. Returns the number of alerts
-        deleted."""
+    def prune(self, *, before: float, max_alerts: int, series_seconds: float) -> int:
+        """Delete alerts that were stored before a time, and the oldest beyond `max_alerts`;
+        labelled ones stay. Of series the last so many seconds stay, by the time of their points.
+        Returns the number of alerts deleted."""
         unlabelled = "id NOT IN (SELECT alert FROM labels)"
         with self.transaction():
             deleted = self._write(
@@ -441,7 +441,7 @@ class WatchStore:
                 )
             self._write(
                 "DELETE FROM series WHERE time < (SELECT max(time) FROM series) - ?",
-                [(max(0.0, time.time() - before),)],
+                [(series_seconds,)],
             )
             self._write(
                 "DELETE FROM drifts WHERE rowid IN "

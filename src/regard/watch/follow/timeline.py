@@ -11,7 +11,7 @@ from regard.watch.detector import ScoredEvent
 from regard.watch.follow.store import SeriesPoint
 
 MINUTE = 60.0
-MAX_ENDPOINTS = 200  # with series of their own
+MAX_ENDPOINTS = 50  # with series of their own
 ALL = "all"
 DECAY = 0.95  # of the running mean and variance, a minute
 BAND = 3.0  # standard deviations
