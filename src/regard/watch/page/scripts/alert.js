@@ -6,6 +6,8 @@ import { asText, button, element, kindName, percent, rarity, time, value } from 
 
 const MAX_BITS = 24; // the darkest shade of a leaf
 const MOST_LEAVES = 200;
+const MOST_FINDINGS = 3; // the others are folded
+const MOST_TABLES = 1; // findings with a table; the sentences of the others name what is usual
 
 export function drawAlert(container, alert, { changed }) {
   const first = alert.findings[0];
@@ -86,17 +88,24 @@ function askMute(alert, changed) {
 
 function findings(alert) {
   if (alert.findings.length === 0) return null;
-  return element("ol", { class: "findings" }, alert.findings.map((finding) => element("li", {},
-    element("p", { class: "row" }, element("strong", {}, kindName(finding.kind)), finding.path ? element("code", {}, finding.path) : null,
-      element("span", { class: "muted" }, `${finding.bits.toFixed(1)} bits`)),
-    finding.text ? element("p", {}, element("bdi", {}, finding.text)) : null,
-    finding.expected.length > 0 ? element("table", { class: "expected" },
-      element("caption", { class: "unseen" }, "Observed and expected values"),
-      element("tbody", {},
-        element("tr", { class: "observed" }, element("th", { scope: "row" }, value(finding.observed)), element("td", {}, "observed"), element("td", {})),
-        finding.expected.slice(0, 5).map(([content, share]) => element("tr", {},
-          element("th", { scope: "row" }, value(content)), element("td", {}, percent(share)), element("td", {}, bar(share)))))) : null)));
+  const list = (found, first) => element("ol", { class: "findings", start: first + 1 }, found.map((finding, i) => oneFinding(finding, first + i < MOST_TABLES)));
+  const others = alert.findings.slice(MOST_FINDINGS);
+  return element("div", {}, list(alert.findings.slice(0, MOST_FINDINGS), 0),
+    others.length === 0 ? null : element("details", {}, element("summary", {}, `${others.length} more`), list(others, MOST_FINDINGS)));
 }
+
+const oneFinding = (finding, tabulated) => element("li", {},
+  element("p", { class: "row" }, element("strong", {}, kindName(finding.kind)), finding.path ? element("code", {}, finding.path) : null,
+    element("span", { class: "muted" }, `${finding.bits.toFixed(1)} bits`)),
+  finding.text ? element("p", {}, element("bdi", {}, finding.text)) : null,
+  tabulated && finding.expected.length > 0 ? expectedTable(finding) : null);
+
+const expectedTable = (finding) => element("table", { class: "expected" },
+  element("caption", { class: "unseen" }, "Observed and expected values"),
+  element("tbody", {},
+    element("tr", { class: "observed" }, element("th", { scope: "row" }, value(finding.observed)), element("td", {}, "observed"), element("td", {})),
+    finding.expected.slice(0, 5).map(([content, share]) => element("tr", {},
+      element("th", { scope: "row" }, value(content)), element("td", {}, percent(share)), element("td", {}, bar(share))))));
 
 function bar(share) {
   const filled = element("span", { class: "bar" });

@@ -9,9 +9,9 @@ export async function showRules(view) {
   const again = () => { view.replaceChildren(); return showRules(view); };
   view.append(
     element("h2", {}, "New shapes of requests"),
-    element("p", { class: "muted" }, "Keys that an endpoint has not had, or that every earlier request had. Each difference is reported once."),
+    element("p", { class: "muted" }, "Endpoints that were never called, keys that an endpoint has not had, and keys that every earlier request had. Each is reported once."),
     table(["Endpoint", "New", "Missing", "Events", "Users", "Last seen", ""], shapes.map((each) => [
-      value(each.endpoint), listed(each.added.map(([path, kind]) => `${path} (${kind})`)), listed(each.missing),
+      value(each.endpoint), each.added.length + each.missing.length === 0 ? "the endpoint" : listed(each.added.map(([path, kind]) => `${path} (${kind})`)), listed(each.missing),
       d3.format(",")(each.events), d3.format(",")(each.entities), time(each.last_seen),
       each.status === "accepted" ? "accepted" : button("Accept", () => attempt(async () => { await post(`/v1/shapes/${encodeURIComponent(each.id)}/accept`); await again(); }, "Accepted as normal.")),
     ]), "No new shapes."),
