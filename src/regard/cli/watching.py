@@ -480,6 +480,8 @@ def print_report(report: LearnReport) -> None:
     for level, facts_of_level in report.levels.items():
         if "network" in facts_of_level:
             echo(f"{level}: {facts_of_level['network']}")
+        for line in facts_of_level.get("metric", ()):
+            echo(line)
     for note in report.notes:
         echo(f"note: {note}")
 

@@ -22,6 +22,7 @@ from regard.watch.event import Event
 from regard.watch.level import Level
 from regard.watch.self_test import run_self_test
 from regard.watch.settings import WatchSettings
+from regard.watch.users import UserLevel
 
 if TYPE_CHECKING:
     from regard.watch.network import LevelReport
@@ -179,6 +180,9 @@ def learn_detector(
     }
     for each in networks:
         report.levels[each.level]["network"] = each.describe()
+    for level in detector.levels:
+        if isinstance(level, UserLevel):
+            report.levels[level.name]["metric"] = level.report()
     return Learned(detector, report)
 
 
