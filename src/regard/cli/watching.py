@@ -338,10 +338,13 @@ def score_batches(
     detector: Detector, events: Iterator[Event], adapt: bool
 ) -> Iterator[list[ScoredEvent]]:
     """Scored events in batches; the budget counts in any case."""
-    states = detector.initial_states()
+    states: dict[tuple[str, str], dict[str, Any]] | None = None
     batch: list[Event] = []
 
     def score_batch() -> list[ScoredEvent]:
+        nonlocal states
+        if states is None:
+            states = detector.initial_states(batch[0].time)
         scored = detector.score(batch, states)
         if adapt:
             detector.update(scored)

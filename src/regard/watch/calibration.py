@@ -185,7 +185,8 @@ class Calibrator:
         }
 
     def tensors(self) -> dict[str, npt.NDArray[Any]]:
-        """The reservoirs."""
+        """The reservoirs. What was added is sorted first: a copy gives the same p-values."""
+        self._sort(np.flatnonzero(self._added))
         rows = len(self.seen)
         used = int(min(self.seen.max(initial=0), self.size))
         return {

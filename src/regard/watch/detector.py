@@ -48,6 +48,7 @@ LEVEL_CLASSES = {
 
 EVENT_SAMPLE = 50_000  # scores of normal events that are kept
 MAX_KNOWN_ENDPOINTS = 100_000
+MAX_PAUSE = 3_600.0
 MAX_STATES = 20_000  # entities whose states are stored with the model
 SECRET_CHECK = "regard watch"  # its hash tells whether a secret is the right one
 ANYWHERE = {"endpoint", "signal"}  # parts that can be judged at an endpoint that is new
@@ -156,8 +157,16 @@ class Detector:
 
         return learn_detector(events, settings, on_progress, secret).detector
 
-    def initial_states(self) -> dict[tuple[str, str], dict[str, Any]]:
-        """States to start with: those at the end of the learning events."""
+    def initial_states(self, start: float | None = None) -> dict[tuple[str, str], dict[str, Any]]:
+        """States to start with: those at the end of the learning events.
+
+        Args:
+            start: Time of the first event to score. If it is not within an hour of the end of the
+                learning events, all entities start anew, or the pause would be unusual for all.
+        """
+        end = self.budget.clock
+        if start is not None and (end is None or not 0 <= start - end <= MAX_PAUSE):
+            return {}
         return {key: dict(state) for key, state in self.states.items()}
 
     def score(self, events: Sequence[Event], states: EntityStates) -> list[ScoredEvent]:

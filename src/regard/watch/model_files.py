@@ -36,6 +36,7 @@ class StoredPart(NamedTuple):
 def write_model(folder: Path, parts: dict[str, StoredPart], model_id: str) -> None:
     """Write a model, so that an interrupted write leaves the old one as it was: the new folder is
     complete before it takes the place of the old one."""
+    folder = folder.absolute()
     partial = folder.with_name(f"{PARTIAL_PREFIX}{folder.name}")
     if partial.is_dir():
         shutil.rmtree(partial)
@@ -66,19 +67,20 @@ def write_model(folder: Path, parts: dict[str, StoredPart], model_id: str) -> No
 
 def read_model(folder: Path) -> dict[str, StoredPart]:
     """Read a model; raise `CorruptFile` if it is damaged, or of another version."""
+    given, folder = folder, folder.absolute()  # "." has no name
     old = folder.with_name(f"{PARTIAL_PREFIX}old-{folder.name}")
     if not folder.exists() and old.is_dir():
         folder = old  # the writer was killed between its two last steps
     if not folder.is_dir():
-        raise CorruptFile(f"There is no model at {folder}: make one with regard watch learn.")
+        raise CorruptFile(f"There is no model at {given}: make one with regard watch learn.")
     if not (folder / MANIFEST).is_file():
-        raise CorruptFile(f"{folder} is not a model of regard watch: it has no {MANIFEST}.")
+        raise CorruptFile(f"{given} is not a model of regard watch: it has no {MANIFEST}.")
     manifest = read_json(folder / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
-        raise CorruptFile(f"{folder} is not a model of regard watch.")
+        raise CorruptFile(f"{given} is not a model of regard watch.")
     if manifest.get("version") != VERSION:
         raise CorruptFile(
-            f"{folder} has version {manifest.get('version')!r} of the format, and this Regard "
+            f"{given} has version {manifest.get('version')!r} of the format, and this Regard "
             f"reads version {VERSION}: learn it again, or install the Regard that wrote it."
         )
     contents: dict[str, bytes] = {}
@@ -86,10 +88,10 @@ def read_model(folder: Path) -> dict[str, StoredPart]:
         try:
             contents[file] = (folder / file).read_bytes()
         except OSError as error:
-            raise CorruptFile(f"{folder} is damaged: {file}: {error.strerror}.") from None
+            raise CorruptFile(f"{given} is damaged: {file}: {error.strerror}.") from None
         if hashlib.sha256(contents[file]).hexdigest() != checksum:
             raise CorruptFile(
-                f"{folder} is damaged: {file} is not what was written. Learn the model again."
+                f"{given} is damaged: {file} is not what was written. Learn the model again."
             )
     parts = {}
     for name in [file.removesuffix(".json") for file in contents if file.endswith(".json")]:

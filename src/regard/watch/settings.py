@@ -37,8 +37,8 @@ class WatchSettings(BaseModel):
         new_events: Events of a new endpoint that can be alerts, because it is new.
         learning_events: Events of a new endpoint until it is scored; before, they are "learning".
         shadow_events: Events of an endpoint until its alerts count; before, they are "shadow".
-        repeats_per_day: Alerts a day of one entity; further ones have the status "repeated". So have
-            those with the same finding, of any entity, beyond a quarter of `alerts_per_day`.
+        repeats_per_day: Alerts a day of one entity; further ones have the status "repeated". So
+            have those with the same finding, of any entity, beyond a quarter of `alerts_per_day`.
         calibration_size: Normal values kept for each calibration group.
         max_groups: Calibration groups of a level; the parts of further ones share a group.
         hash_values: Whether strings are replaced by a keyed hash before they enter a vocabulary.
