@@ -29,9 +29,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -340,11 +341,13 @@ def swap_values(events: Sequence[Event], known: Sequence[Event], seed: int) -> l
 
 
 def measure_edits(root: Path, results: Results, seeds: Sequence[int]) -> None:
-    def measure(name: str, mixer: str | None, seed: int) -> dict[str, float]:
+    def measure(name: str, mixer: str | None, seed: int, cascade: float) -> dict[str, float | str]:
         events = event_sets(root)[name]
         cut = round(0.8 * len(events))
         settings = WatchSettings(levels=("leaf",), mixer=mixer, seed=seed)
-        detector, report = learn_detector(events[:cut], settings)
+        network_settings = partial(NetworkSettings, cascade=cascade)
+        with patch("regard.watch.network.NetworkSettings", network_settings):
+            detector, report = learn_detector(events[:cut], settings)
         edits = swap_values(events[cut:], events[:cut], seed)
         scored = detector.score([event for event, _ in edits], {})
         clean = detector.score(list(events[cut:]), {})
@@ -359,13 +362,17 @@ def measure_edits(root: Path, results: Results, seeds: Sequence[int]) -> None:
             "network": report.levels["leaf"].get("network", ""),
         }
 
-    for name in ("CloudTrail", "demo"):
-        for mixer in (None, "vanilla"):
+    for name in ("demo", "ATRDF, benign"):
+        for title, mixer, cascade in (
+            ("floor", None, 0.0),
+            ("vanilla", "vanilla", 0.15),
+            ("vanilla, no cascade", "vanilla", 1.0),
+        ):
             run_once(
                 results,
                 "edits",
-                f"{name} | {mixer or 'floor'} | 0",
-                lambda name=name, mixer=mixer: measure(name, mixer, 0),
+                f"{name} | {title} | 0",
+                lambda name=name, mixer=mixer, cascade=cascade: measure(name, mixer, 0, cascade),
             )
 
 

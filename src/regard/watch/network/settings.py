@@ -53,7 +53,7 @@ class NetworkSettings(StrictModel):
     batch_size: AtLeastOne = 64
     lr: Annotated[float, Field(gt=0)] = 2e-3
     max_seconds: Annotated[float, Field(gt=0)] | None = None
-    cascade: Share = 0.15
+    cascade: Share = 0.5
     audit: Share = 0.01
     min_gain: Share = 0.02
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] = 0
