@@ -12,8 +12,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -22,10 +20,8 @@ from torch import Tensor, nn
 from regard.inspection.answers import Answer, read_answer
 from regard.inspection.inspected import InspectedModel, PlacedMap
 from regard.inspection.operators import HeadOperator, RecordedHeads, cell_means
-from regard.inspection.subject import Subject
-from regard.models.embeddings import PatchEmbedding, TokenEmbedding, VectorEmbedding
+from regard.inspection.rows import changed_rows, embedding_of
 from regard.models.heads import FirstTokenPooling
-from regard.models.model import EncoderDecoder, SingleStackModel
 
 MAX_TOKENS = 512  # of a rollout and of gradient x attention as scores of tokens
 MAX_OCCLUDED = 256  # calls; in longer inputs several tokens are occluded together
@@ -78,47 +74,6 @@ def rollout_tile(model: InspectedModel, cells: int) -> Tensor | None:
     return (means.T @ weigh_by_rollout(maps, means).float())[None]
 
 
-# ----------------------------------------------------------------------------- rows of the input
-def embedding_of(subject: Subject) -> nn.Module | None:
-    """The module whose output has a row for each input token, before positions are added."""
-    model: Any = subject.model
-    if hasattr(model, "main_input_name"):
-        found: nn.Module | None = model.get_input_embeddings()
-        return found
-    if isinstance(model, EncoderDecoder):
-        embed = getattr(getattr(model, "encoder", None), "embed", None)
-    else:
-        embed = model.backbone.embed if isinstance(model, SingleStackModel) else None
-    if isinstance(embed, TokenEmbedding):
-        return embed.tokens
-    if isinstance(embed, PatchEmbedding | VectorEmbedding):
-        return embed.project
-    return None
-
-
-@contextmanager
-def changed_rows(module: nn.Module, change: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Inside, `change` maps the rows (b, n, d) of the first call of an embedding to others. Feature
-    maps of a convolution (b, d, height, width) are rows of patches."""
-    calls = 0
-
-    def hook(_: nn.Module, args: Any, output: Tensor) -> Tensor | None:
-        nonlocal calls
-        calls += 1
-        if calls > 1:  # an embedding that encoder and decoder share
-            return None
-        if output.dim() != 4:
-            return change(output)
-        rows = change(output.flatten(2).mT)
-        return rows.mT.unflatten(2, output.shape[2:])
-
-    handle = module.register_forward_hook(hook)
-    try:
-        yield
-    finally:
-        handle.remove()
-
-
 # ------------------------------------------------------------------------------------- methods
 def attributions(model: InspectedModel) -> dict[str, list[float]]:
     """Scores of the input tokens by each method that the model allows."""
@@ -169,7 +124,9 @@ def gradient_scores(
     wanted = [
         (placed, records[placed.number].calls[0])
         for placed in model.maps
-        if isinstance(placed.map.operator, RecordedHeads) and placed.keys == sequence
+        if isinstance(placed.map.operator, RecordedHeads)
+        and placed.keys == sequence
+        and records[placed.number].calls[0].output.requires_grad  # not inside a reversible stack
     ]
     outputs = [record.output for _, record in wanted]
     gradients = torch.autograd.grad(

@@ -13,6 +13,7 @@ norm.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -56,7 +57,7 @@ class Influence:
     def is_exact(self, rows: slice, shape: tuple[int, int]) -> bool:
         """Whether a tile of these rows is the exact norm, not an estimate."""
         start, stop, _ = rows.indices(self.queries)
-        return (stop - start) * self.x.shape[-1] <= MAX_EXACT
+        return (stop - start) * self.width <= MAX_EXACT
 
     def pooled(self, rows: slice, columns: slice, shape: tuple[int, int]) -> Tensor:
         """A block of the map in `shape` (rows, columns) cells, (1, *shape): the root mean square
@@ -65,7 +66,7 @@ class Influence:
         first, last, _ = columns.indices(self.keys)
         row_edges = cell_edges(stop - start, shape[0]) + start
         squares = torch.zeros(shape[0], last - first, dtype=self.x.dtype)
-        width = self._width()
+        width = self.width
         if self.is_exact(rows, shape):
             cell = torch.repeat_interleave(torch.arange(shape[0]), row_edges.diff())
             order = [(i, channel) for i in range(start, stop) for channel in range(width)]
@@ -98,7 +99,9 @@ class Influence:
         """The whole map (1, n, m)."""
         return self.pooled(slice(None), slice(None), (self.queries, self.keys))
 
-    def _width(self) -> int:
+    @cached_property
+    def width(self) -> int:
+        """Number of channels of an output token."""
         with torch.no_grad():
             return int(self.function(self.x).shape[-1])
 

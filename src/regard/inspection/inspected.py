@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -11,9 +12,12 @@ from torch import Tensor, nn
 
 from regard.hf.modules import Replacement
 from regard.inspection.data import SequenceData
+from regard.inspection.influence import Influence
 from regard.inspection.maps import LayerMap, layer_map
+from regard.inspection.operators import DenseHeads
 from regard.inspection.pictures import data_uri
 from regard.inspection.recording import Edit, LayerRecord, record_call
+from regard.inspection.rows import input_rows, output_from_rows
 from regard.inspection.subject import Subject
 from regard.mixer import Mixer
 from regard.models.model import DualEncoder, EncoderDecoder, outer_mixers
@@ -91,10 +95,6 @@ class InspectedModel:
         self.blocks = generic_blocks(subject.model)
         with torch.no_grad():
             self.records, self.output = self.record()
-        if not self.records and not self.blocks:
-            self.blocks = [("", subject.model)]
-            with torch.no_grad():
-                self.records, self.output = self.record()
         if layers is not None and (
             missing := [i for i in layers if not 0 <= i < len(self.records)]
         ):
@@ -103,7 +103,7 @@ class InspectedModel:
                 "attend, counted from 0."
             )
         self.sequences: dict[str, SequenceData] = {}
-        self.maps = self._place_maps()
+        self.maps = self._place_maps() or [self._whole_model()]
 
     def record(
         self, edit: Edit | None = None, subject: Subject | None = None
@@ -132,6 +132,8 @@ class InspectedModel:
         for number, record in enumerate(self.records):
             if self.kept is not None and number not in self.kept:
                 continue
+            if not record.calls and (record.x is None or not is_vectors(record.x)):
+                continue  # a list of modules that are not layers of tokens
             role = self._role(record, in_encoder)
             layer = counts.get(role, 0)
             counts[role] = layer + 1
@@ -140,6 +142,39 @@ class InspectedModel:
                 queries, keys = self._sequences_of(found, role, example)
                 placed.append(PlacedMap(found, layer, role, queries, keys, number))
         return placed
+
+    def _whole_model(self) -> PlacedMap:
+        """A model without layers that can be seen: the alignment of a recurrent decoder, or the
+        influence of each input token on each output of the whole model."""
+        subject, model = self.subject, self.subject.model
+        record = LayerRecord("", model)
+        if isinstance(model, EncoderDecoder):
+            with torch.no_grad():
+                weights = model.attention_maps(**subject.inputs.kwargs).cross
+            if weights and weights[0] is not None:
+                reason = "the alignment that the decoder computes itself"
+                found = LayerMap(record, DenseHeads(weights[0][0]), "implied", reason=reason)
+                queries, keys = self._sequences_of(found, "cross", 0)
+                return PlacedMap(found, 0, "cross", queries, keys, -1)
+        rows = input_rows(subject)
+        function: Callable[[Tensor], Tensor] = partial(output_from_rows, subject)
+        if rows is None and [t.dim() for t in subject.inputs.tensors] == [3]:
+            rows, function = subject.inputs.main_tensor, model
+        if rows is None or not rows.is_floating_point():
+            raise ValueError(
+                f"{type(model).__name__} has no attention and no layers that can be seen."
+            )
+        with torch.no_grad():
+            outputs = function(rows).shape[1]
+        reason = "it has no attention that can be seen: the influence through the whole model"
+        found = LayerMap(
+            record,
+            Influence(function, rows, queries=outputs, batched=False),
+            "influence",
+            reason=reason,
+        )
+        queries, keys = self._sequences_of(found, "self", 0)
+        return PlacedMap(found, 0, "self", queries, keys, -1)
 
     def _role(self, record: LayerRecord, in_encoder: set[int]) -> Role:
         if not self.subject.is_seq2seq:
@@ -174,16 +209,23 @@ class InspectedModel:
     def _sequence(self, name: str, count: int) -> str:
         """The id of a sequence of `count` tokens with this name, or of one of that length: pooled
         tokens, or packed ones."""
-        known = self.sequences.get(name)
-        if known is None:
+        if name not in self.sequences and self._length(name) in (None, count):
             self.sequences[name] = self._describe(name, count)
-            return name
-        if known["count"] == count:
+        if name in self.sequences and self.sequences[name]["count"] == count:
             return name
         other = f"{name}, {count} tokens"
         if other not in self.sequences:
             self.sequences[other] = {"id": other, "kind": "vectors", "count": count, "tokens": []}
         return other
+
+    def _length(self, name: str) -> int | None:
+        """Number of tokens of a sequence, where it is known before the call."""
+        ids = self.ids_of(name)
+        if ids is not None:
+            return len(ids)
+        vectors = self.subject.arguments.get("x")
+        is_vectors = isinstance(vectors, Tensor) and vectors.dim() == 3
+        return vectors.shape[1] if is_vectors and name == "input" else None  # type: ignore[union-attr]
 
     def _describe(self, name: str, count: int) -> SequenceData:
         subject = self.subject
@@ -238,6 +280,11 @@ class InspectedModel:
         return texts
 
 
+def is_vectors(x: object) -> bool:
+    """Whether x are tokens (b, n, d)."""
+    return isinstance(x, Tensor) and x.dim() == 3 and x.is_floating_point()
+
+
 def generic_blocks(model: nn.Module) -> list[tuple[str, nn.Module]]:
     """Layers of a model without mixers of Regard and without the attention interface: the modules
     of its longest list. Their influence is what can be seen."""
@@ -262,7 +309,8 @@ def count_heads(model: nn.Module) -> int:
     """Number of heads of all layers, as far as it is known before a call."""
     mixers = outer_mixers(model)
     if mixers:
-        return sum(int(getattr(mixer, "heads", 1) or 1) for mixer in mixers)
+        heads = [getattr(mixer, "heads", 1) for mixer in mixers]
+        return sum(each if isinstance(each, int) else 1 for each in heads)
     config: Any = getattr(model, "config", None)
     layers = getattr(config, "num_hidden_layers", None) or 1
     return int(layers) * int(getattr(config, "num_attention_heads", None) or 1)

@@ -134,6 +134,8 @@ def parse_edits(
         placed = find_map(model, edit["map"])
         heads = 0 if placed.map.operator is None else placed.map.operator.heads
         head, replacement = edit["head"], edit["replace"]
+        if placed.number < 0:
+            raise ValueError("This is the map of the whole model, which has no heads to change.")
         check_choice("replace", replacement, REPLACEMENTS)
         by_head = placed.map.attention is not None
         if head is not None and not 0 <= head < heads:
@@ -190,7 +192,7 @@ def head_importance(model: InspectedModel) -> list[dict[str, Any]]:
     answer = read_answer(model.subject, model.output)
     targets: list[tuple[int, PlacedMap, int | None]] = []
     for number, placed in enumerate(model.maps):
-        if placed.map.operator is None:
+        if placed.map.operator is None or placed.number < 0:  # the whole model
             continue
         heads = placed.map.operator.heads if placed.map.attention is not None else 0
         targets.append((number, placed, None))
