@@ -103,7 +103,8 @@ def measure(mixer: ModuleSpec, folder: Path) -> dict[str, Any]:
                 found.setdefault(name, []).append(value)
     assert read_answer(model.subject, model.output).kind == "class"
     return {
-        "mixer": str(mixer),
+        "mixer": mixer.name,
+        "arguments": mixer.arguments,
         "kinds": sorted(kinds),
         "test": float(result["test"]),
         "agreement": {name: statistics.mean(values) for name, values in found.items()},
