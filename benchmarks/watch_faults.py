@@ -236,6 +236,10 @@ class RedisBroker:
         group = self.client.xinfo_groups("requests")[0]
         return group["lag"] == 0 and group["pending"] == 0
 
+    def unacknowledged(self) -> int:
+        """Entries that were delivered and not acknowledged."""
+        return int(self.client.xinfo_groups("requests")[0]["pending"])
+
     def number(self, source: str) -> int:
         """The number of the line of a source."""
         return int(source.rpartition(":")[2].partition("-")[0])
@@ -295,6 +299,11 @@ class NatsBroker:
         """Whether everything was read and acknowledged."""
         info = self.loop.run_until_complete(self.stream.consumer_info("TRAFFIC", "regard"))
         return info.num_pending == 0 and info.num_ack_pending == 0
+
+    def unacknowledged(self) -> int:
+        """Messages that were delivered and not acknowledged."""
+        info = self.loop.run_until_complete(self.stream.consumer_info("TRAFFIC", "regard"))
+        return int(info.num_ack_pending)
 
     def number(self, source: str) -> int:
         """The number of the line of a source."""
@@ -356,6 +365,9 @@ class KafkaBroker:
         committed = consumer.committed(parts, timeout=10)
         consumer.close()
         return all(each.offset >= ends[each.partition] for each in committed)
+
+    def unacknowledged(self) -> None:
+        """Kafka commits offsets, and does not know what is in flight."""
 
     def number(self, source: str) -> int:
         """The number of the line of a source."""
@@ -441,22 +453,45 @@ def compare(
 def run_kills(
     name: str, traffic: Traffic, reference: Outcome, folder: Path, kills: int, seed: int
 ) -> dict[str, Any]:
-    """Kill `follow` at random moments, then let it finish."""
+    """Kill `follow` at random moments while lines arrive, then let it finish.
+
+    Before each start some lines wait already, and more come while the process runs.
+    """
     rng = random.Random(seed)
     (folder / "broker").mkdir()
     broker = BROKERS[name](folder / "broker")
+    in_flight = []
     begun = time.monotonic()
-    with publishing(broker, traffic.lines, seconds=1.2 * kills):
-        for _ in range(kills):
-            process = Following(traffic, broker.url, folder)
-            time.sleep(rng.uniform(0.0, 2.0))
-            process.kill()
+    numbered = list(enumerate(traffic.lines, 1))
+    portion = len(numbered) // (kills + 1)
+    for kill in range(kills):
+        waiting = numbered[kill * portion : (kill + 1) * portion]
+        for number, line in waiting[: portion // 2]:
+            broker.publish(number, line)
+        process = Following(traffic, broker.url, folder)
+        end = time.monotonic() + rng.uniform(0.0, 1.5)
+        for number, line in waiting[portion // 2 :]:
+            broker.publish(number, line)
+            if time.monotonic() < end:
+                time.sleep(rng.uniform(0.0, 3.0 / portion))
+        time.sleep(max(0.0, end - time.monotonic()))
+        in_flight.append(broker.unacknowledged())
+        process.kill()
+    for number, line in numbered[kills * portion :]:
+        broker.publish(number, line)
     process = Following(traffic, broker.url, folder)
     wait_until(broker.drained, DRAIN_SECONDS, "reading the rest")
     assert process.stop() == 0, process.lines
     result = compare(traffic, reference, folder, broker.number, broker.exact_order)
     broker.close()
-    return {"kills": kills, "seconds": round(time.monotonic() - begun), **result}
+    known = [count for count in in_flight if count is not None]
+    return {
+        "kills": kills,
+        "seconds": round(time.monotonic() - begun),
+        "kills_with_records_in_flight": sum(count > 0 for count in known) if known else None,
+        "most_records_in_flight": max(known, default=None),
+        **result,
+    }
 
 
 def run_restart(traffic: Traffic, reference: Outcome, folder: Path) -> dict[str, Any]:

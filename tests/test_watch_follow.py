@@ -28,7 +28,7 @@ from regard.watch.follow.follower import Follower, FollowSettings, entity_share
 from regard.watch.follow.metrics import serve_metrics
 from regard.watch.follow.reader import ReadAhead
 from regard.watch.follow.state_folder import load_detector, name_consumer, prepare_folder
-from regard.watch.follow.store import AlertQuery, Mute, WatchStore
+from regard.watch.follow.store import STATUSES, AlertQuery, Mute, WatchStore
 from regard.watch.outputs import create_output
 from regard.watch.settings import WatchSettings
 from regard.watch.sources import Record, Source, SourceError
@@ -304,28 +304,38 @@ def test_feedback_while_it_runs(model, lines, tmp_path):
     store.close()
 
 
-def test_new_shape_is_reported_once(model, lines, tmp_path):
-    """Fails if a new key is not a shape, its alerts are all shown, or the rule does not accept."""
-    events = [json.loads(line) for line in lines[:39]]
-    searches = [event for event in events if event["request"]["method"] == "GET"][:12]
-    texts = []
-    for i, event in enumerate(searches):
-        event["request"]["user"] = f"u{i}"
-        event["request"]["query"] = {"discount": "yes"}
-        event["request"]["path"] = "/v2/products"
-        texts.append(json.dumps(event).encode())
-    said = []
-    follower = build(
-        model, MemorySource(texts), tmp_path / "state", said=said, batch_size=1, adopt_entities=5
-    )
-    follower.run()
+def test_new_shape_is_reported_once(model, tmp_path):
+    """Fails if a new key is not a shape, if more than its first alert is shown, also after a
+    restart, or if the rule does not accept it."""
+    products = {}
+    for event in generate_traffic(4, 12, 0, ()):
+        if event["request"]["path"] == "/v2/products" and "query" in event["request"]:
+            products.setdefault(event["request"]["user"], event)
+    said, records = [], []
+    for i, event in enumerate(products.values()):
+        event["request"]["query"]["discount"] = "yes"
+        records.append(Record(json.dumps(event).encode(), f"memory:{i}"))
+    users = len(records)
+    for part in (records[:5], records[5:]):
+        source = MemorySource([])
+        source.records = part
+        follower = build(model, source, tmp_path / "state", said=said, batch_size=1)
+        follower.run()
     store = WatchStore(tmp_path / "state")
-    shapes = [
-        shape for shape in store.shapes() if ("request.query.discount", "string") in shape.added
-    ]
-    assert shapes and shapes[0].status == "accepted" and shapes[0].entities >= 5
-    assert any("new key" in line and "discount" in line for line in said)
-    assert any("accepted shape" in line for line in said)
+    (shape,) = store.shapes("new")
+    assert shape.added == [("request.query.discount", "string")]
+    assert (shape.events, shape.entities) == (users, users) and users > 7
+    statuses = store.alert_values("status", STATUSES)
+    assert statuses["known_shape"] >= 3, statuses
+    shown = [each.content["findings"] for each in store.alerts()]
+    assert sum({f["path"] for f in found} == {"request.query.discount"} for found in shown) == 1
+    assert sum("new shape" in line for line in said) == 1
+    source.records = [Record(records[0].data, "memory:100")]
+    build(model, source, tmp_path / "state", said=said, adopt_entities=5).run()
+    assert store.shapes("accepted") and f"used by {users} entities" in said[-1]
+    source.records = [Record(records[0].data, "memory:101")]
+    build(model, source, tmp_path / "state").run()
+    assert store.alert_values("status", ["accepted"]) in ({}, {"accepted": 1})
     store.close()
 
 

@@ -44,6 +44,7 @@ from regard.watch.follow.store import (
     Drift,
     Mute,
     SeriesPoint,
+    Shape,
     WatchStore,
     event_from_json,
     event_to_json,
@@ -60,6 +61,7 @@ from regard.watch.users.shapes import ShapeEvents, ShapeMonitor, describe_shape
 
 STATUS_FACT, RANKING_FACT = "status", "ranking"
 DAY = 86_400.0
+SHAPE_REASON = "shape "  # how the reason of an alert about a new shape begins
 SERIES_DAYS = 7  # for which points of series are kept
 STATUS_SECONDS = 5.0
 PRUNE_SECONDS = 600.0
@@ -170,6 +172,11 @@ class Follower:
         now = time.monotonic()
         self.committed = self.saved = self.pruned = self.status_written = now
         self._read_feedback()
+        self.alerted_shapes = {
+            reason.removeprefix(SHAPE_REASON).partition(":")[0]
+            for reason in self.store.alert_values("reason")
+            if reason.startswith(SHAPE_REASON)
+        }
         self.changes = self.store.change_count()
 
     # ------------------------------------------------------------------------ the main loop
@@ -288,7 +295,7 @@ class Follower:
             if each.status in ("normal", "learning"):
                 others.append(each)
                 continue
-            entry = self._judge(each, shape)
+            entry = self._judge(each, None if shape is None else shapes[shape].shape)
             pending.alerts.append(entry)
             (accepted if entry.status in ("muted", "accepted") else others).append(each)
         for found in shapes.values():
@@ -335,7 +342,7 @@ class Follower:
             self.metrics.dead_letters.inc()
             return []
 
-    def _judge(self, scored: ScoredEvent, shape: str | None) -> AlertEntry:
+    def _judge(self, scored: ScoredEvent, shape: Shape | None) -> AlertEntry:
         """The alert of an event, and whether it is to be shown."""
         if scored.status == "repeated":
             entry = AlertEntry(repeated_alert(self.detector, scored).to_json(), status="repeated")
@@ -344,17 +351,22 @@ class Follower:
             entry = AlertEntry(
                 alert.to_json(), status=alert.status, event=event_to_json(scored.event)
             )
-            known = None if shape is None else self.shapes.reported.get(shape)
             now = time.time()
             mutes = [each for each in self.mutes if each.expires is None or each.expires > now]
             if mute := find_mute(alert, mutes):
                 entry.status, entry.reason = "muted", f"mute {mute.id}: {mute.reason}".strip(": ")
                 self.pending.muted[mute.id] += 1
-            elif known is not None and is_about_shape(
-                alert, {*(path for path, _ in known.added), *known.missing}
+            elif shape is not None and is_about_shape(
+                alert, {*(path for path, _ in shape.added), *shape.missing}
             ):
-                entry.status = "accepted" if known.status == "accepted" else "known_shape"
-                entry.reason = f"shape {known.id}: {describe_shape(known)}"
+                entry.reason = f"{SHAPE_REASON}{shape.id}: {describe_shape(shape)}"
+                known = self.shapes.reported.get(shape.id)
+                if known is not None and known.status == "accepted":
+                    entry.status = "accepted"
+                elif shape.id in self.alerted_shapes:
+                    entry.status = "known_shape"
+                elif entry.status == "alert":
+                    self.alerted_shapes.add(shape.id)
         entry.priority = priority(entry.content, self.ranking)
         self.alerts += entry.status == "alert"
         self.metrics.alerts.labels(entry.status, entry.content["severity"]).inc()

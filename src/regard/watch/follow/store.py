@@ -374,9 +374,10 @@ class WatchStore:
         )
 
     def alert_values(self, name: str, statuses: Sequence[str] = ("alert",)) -> dict[str, int]:
-        """How many alerts there are with each endpoint, entity, kind, severity or status, the
-        most frequent first; at most 1,000 values."""
-        check_choice("name", name, ("tenant", "endpoint", "entity", "kind", "severity", "status"))
+        """How many alerts there are with each endpoint, entity, kind, severity, status or reason,
+        the most frequent first; at most 1,000 values."""
+        known = ("tenant", "endpoint", "entity", "kind", "severity", "status", "reason")
+        check_choice("name", name, known)
         condition, values = AlertQuery(statuses=statuses).conditions()
         rows = self._rows(
             f"SELECT {name}, count(*) FROM alerts WHERE {condition} GROUP BY {name} "
