@@ -39,7 +39,7 @@ ORDERS = (0, 1, 2, 3)  # of the baselines
 FLOOR = "back-off Markov"
 
 
-class History:
+class EventHistory:
     """Consecutive events of an entity in a split: the tokens (n) that are read, and the classes (n)
     of the endpoints and gaps that are predicted from each token and those before it.
 
@@ -102,16 +102,16 @@ class NextEvent(Task):
 
     def _histories(
         self, events: dict[str, Sequence[Event]]
-    ) -> tuple[dict[str, list[History]], int]:
+    ) -> tuple[dict[str, list[EventHistory]], int]:
         """Examples of each split. What an entity did in an earlier split is the first token."""
         from regard.watch.network.event_features import START_TOKEN
         from regard.watch.sequences.level import gap_class
 
         last: dict[tuple[str, str], tuple[list[int], float, list[int]]] = {}
-        found: dict[str, list[History]] = {}
+        found: dict[str, list[EventHistory]] = {}
         skipped = 0
         for split in SPLITS:
-            current: dict[tuple[str, str], History] = {}
+            current: dict[tuple[str, str], EventHistory] = {}
             found[split] = []
             for event in events[split]:
                 if not event.entity:
@@ -121,7 +121,7 @@ class NextEvent(Task):
                 token, time, context = last.get(key, (START_TOKEN, math.nan, []))
                 history = current.get(key)
                 if history is None or len(history.tokens) == self._length:
-                    history = current[key] = History(context)
+                    history = current[key] = EventHistory(context)
                     found[split].append(history)
                 number, gap = self.features.endpoint_class(event), event.time - time
                 history.tokens.append(token)

@@ -21,18 +21,18 @@ from regard.tasks.masked_leaves import MaskedLeaves
 from regard.watch.event import Event
 from regard.watch.leaves import LeafLevel
 from regard.watch.leaves.count_sketch import hash_value
-from regard.watch.level import Finding, Level, Surprise
+from regard.watch.level import Finding, Surprise
 from regard.watch.network.cascade import Cascade
 from regard.watch.network.cell_frequencies import CellFrequencies
 from regard.watch.network.leaf_vocabulary import EncodedLeaves, LeafVocabulary, parse_time
 from regard.watch.network.mixture import Gain, fit_weights, measure_gain, saved_bits
+from regard.watch.network.network_level import NetworkLevel
 from regard.watch.network.settings import NetworkSettings
 from regard.watch.network.training import OnStep, build_network, takes_mask, train_network
 from regard.watch.network.weights import (
     load_model,
     load_settings,
     model_json,
-    model_tensors,
     with_prefix,
 )
 
@@ -163,7 +163,7 @@ class ScoredLeaves(NamedTuple):
     ratios: Floats
 
 
-class LeafNetwork(Level):
+class LeafNetwork(NetworkLevel[LeafLevel]):
     """The level of leaves with a network: -log2 of a mixture of network and floor.
 
     The network predicts the cell c of a value v, from the other leaves of the event. The floor
@@ -184,14 +184,14 @@ class LeafNetwork(Level):
     """
 
     def __init__(self, floor: LeafLevel, settings: NetworkSettings) -> None:
-        self.floor, self.settings, self.name = floor, settings, floor.name
+        super().__init__(floor, settings)
         self.scorer: LeafScorer | None = None
-        self.gain: Gain | None = None
 
-    def fit(self, events: Sequence[Event]) -> None:
-        """Fit the floor on all events and the network on the first 80 % of them."""
-        self.floor.fit(events)
-        self.fit_network(events)
+    @property
+    def model(self) -> Model:
+        """See `NetworkLevel`."""
+        assert self.scorer is not None
+        return self.scorer.model
 
     def fit_network(
         self,
@@ -200,12 +200,7 @@ class LeafNetwork(Level):
         folder: Path | None = None,
         on_step: OnStep = lambda progress: None,
     ) -> Gain:
-        """Train the network on a floor that has been fitted, and measure what it saves.
-
-        The first 80 % of the events are for training. The weights of the mixture are fitted on the
-        next tenth, which also chooses the best weights of the network, and the gain is measured on
-        the last tenth.
-        """
+        """See `NetworkLevel`."""
         plain = split_by_time(events, "the traffic")
         splits = {split: self._hide_strings(each) for split, each in plain.items()}
         s = self.settings
@@ -231,9 +226,11 @@ class LeafNetwork(Level):
 
     def score(self, events: Sequence[Event], states: dict[tuple[str, str], Any]) -> Surprise:
         """See `Level`: the floor, and for some events the network."""
+        if self.scorer is None:
+            raise ValueError("The network of the level 'leaf' has not been trained: call fit.")
         surprise = self.floor.score(events, states)
         chosen = self.cascade.select(surprise, events)
-        if self.scorer is None or not len(chosen):
+        if not len(chosen):
             return surprise
         scored = self._score_leaves(self._hide_strings([events[i] for i in chosen]))
         saved = self._saved(scored)
@@ -293,10 +290,6 @@ class LeafNetwork(Level):
         self.cascade.learn(self.floor.score(events, {}))
         self.floor.update(events)
 
-    def group_names(self) -> Sequence[str]:
-        """See `Level`: those of the floor."""
-        return self.floor.group_names()
-
     def explain(self, event: Event, part: int, state: Any) -> Finding:
         """See `Level`: the finding of the floor, with what the network expected."""
         finding = self.floor.explain(event, part, state)
@@ -324,11 +317,6 @@ class LeafNetwork(Level):
         ]
         return finding
 
-    def count_parameters(self) -> int:
-        """Number of parameters of the network."""
-        assert self.scorer is not None
-        return sum(each.numel() for each in self.scorer.model.parameters())
-
     # ---------------------------------------------------------------------------------- saving
     def to_json(self) -> dict[str, Any]:
         """See `Level`."""
@@ -347,13 +335,8 @@ class LeafNetwork(Level):
         }
 
     def tensors(self) -> dict[str, npt.NDArray[Any]]:
-        """See `Level`."""
-        assert self.scorer is not None
-        return {
-            **{f"floor.{name}": each for name, each in self.floor.tensors().items()},
-            **{f"model.{name}": each for name, each in model_tensors(self.scorer.model).items()},
-            **self.frequencies.tensors(),
-        }
+        """See `NetworkLevel`: also the counts of cells."""
+        return {**super().tensors(), **self.frequencies.tensors()}
 
     @classmethod
     def from_json(

@@ -21,7 +21,7 @@ from regard.state import State, join, split
 from regard.tasks.event_splits import split_by_time
 from regard.tasks.next_event import NextEvent
 from regard.watch.event import Event
-from regard.watch.level import Finding, Level, Surprise
+from regard.watch.level import Finding, Surprise
 from regard.watch.network.cascade import Cascade
 from regard.watch.network.event_features import (
     OTHER,
@@ -31,6 +31,7 @@ from regard.watch.network.event_features import (
     Token,
 )
 from regard.watch.network.mixture import Gain, fit_weights, measure_gain, saved_bits
+from regard.watch.network.network_level import NetworkLevel
 from regard.watch.network.settings import NetworkSettings
 from regard.watch.network.stream_states import StreamStateCodec
 from regard.watch.network.training import OnStep, build_network, train_network
@@ -38,7 +39,6 @@ from regard.watch.network.weights import (
     load_model,
     load_settings,
     model_json,
-    model_tensors,
     with_prefix,
 )
 from regard.watch.sequences.level import PARTS, SequenceLevel, gap_class
@@ -235,7 +235,7 @@ class ReadEvents(NamedTuple):
     before: npt.NDArray[np.int64]
 
 
-class SequenceNetwork(Level):
+class SequenceNetwork(NetworkLevel[SequenceLevel]):
     """The level of sequences with a network: -log2 of a mixture of network and floor.
 
         p(x | past) = w p_network(x | past) + (1 - w) p_floor(x | past)
@@ -257,15 +257,15 @@ class SequenceNetwork(Level):
     """
 
     def __init__(self, floor: SequenceLevel, settings: NetworkSettings) -> None:
-        self.floor, self.settings, self.name = floor, settings, floor.name
+        super().__init__(floor, settings)
         self.window_reason: str | None = None
         self.scorer: EventScorer | None = None
-        self.gain: Gain | None = None
 
-    def fit(self, events: Sequence[Event]) -> None:
-        """Fit the floor on all events and the network on the first 80 % of them."""
-        self.floor.fit(events)
-        self.fit_network(events)
+    @property
+    def model(self) -> Model:
+        """See `NetworkLevel`."""
+        assert self.scorer is not None
+        return self.scorer.model
 
     def fit_network(
         self,
@@ -274,12 +274,8 @@ class SequenceNetwork(Level):
         folder: Path | None = None,
         on_step: OnStep = lambda progress: None,
     ) -> Gain:
-        """Train the network on a floor that has been fitted, and measure what it saves.
-
-        The first 80 % of the events are for training. The weights of the mixture are fitted on the
-        next tenth and the gain is measured on the last tenth, both with a floor that knows the
-        training events only.
-        """
+        """See `NetworkLevel`. Weights and gain are those beside a floor that knows the training
+        events only."""
         splits = split_by_time(events, "the traffic")
         s = self.settings
         task = NextEvent(splits, length=STREAM_LENGTH * s.window)
@@ -357,10 +353,6 @@ class SequenceNetwork(Level):
         """See `Level`: the floor learns; the network is trained anew by `regard watch learn`."""
         self.floor.update(events)
 
-    def group_names(self) -> Sequence[str]:
-        """See `Level`: those of the floor."""
-        return self.floor.group_names()
-
     def explain(self, event: Event, part: int, state: Any) -> Finding:
         """See `Level`: the finding of the floor, with the bits and endpoints of the mixture."""
         assert self.scorer is not None
@@ -387,11 +379,6 @@ class SequenceNetwork(Level):
         finding.expected = sorted(expected, key=lambda each: -each[1])[:EXPECTED]
         return finding
 
-    def count_parameters(self) -> int:
-        """Number of parameters of the network."""
-        assert self.scorer is not None
-        return sum(each.numel() for each in self.scorer.model.parameters())
-
     # ---------------------------------------------------------------------------------- saving
     def to_json(self) -> dict[str, Any]:
         """See `Level`."""
@@ -406,14 +393,6 @@ class SequenceNetwork(Level):
             "cascade": self.cascade.to_json(),
             "gain": self.gain._asdict(),
             "window_reason": self.window_reason,
-        }
-
-    def tensors(self) -> dict[str, npt.NDArray[Any]]:
-        """See `Level`."""
-        assert self.scorer is not None
-        return {
-            **{f"floor.{name}": each for name, each in self.floor.tensors().items()},
-            **{f"model.{name}": each for name, each in model_tensors(self.scorer.model).items()},
         }
 
     @classmethod
