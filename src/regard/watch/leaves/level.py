@@ -54,6 +54,7 @@ SHOWN_CHARACTERS = 120
 PENDING_SHARE, PENDING_SECONDS, MAX_PENDING = 0.02, 10.0, 4_096
 FIRST_PORTION = 256
 MEASURED = 4_096  # values of each portion whose bits are measured
+KNOWN_LOOKS = 2_000  # values of a path, after which only a share of new ones teaches their looks
 KNOWN_VALUES = 16  # of a context, before the bits of its values are measured
 USUAL_PRIOR = 4.0  # weight of the usual bits of a path in those of a context
 MAX_MEASURED = 20_000.0  # weight at which the older half of the usual bits is forgotten
@@ -297,7 +298,10 @@ class LeafLevel(Level):
         self.values.add(keys, amounts_of_path)
         np.add.at(self.path_counts[:, 0], paths[first], amounts_of_path)
         np.add.at(self.path_counts[:, 1], paths[first], new_in_path)
-        self._learn_looks(first[new_in_path], values, kinds, paths)
+        looks = first[new_in_path]
+        known_looks = self.path_counts[paths[looks], 1] // KNOWN_LOOKS
+        chosen = hashes[looks] % (known_looks + 1).astype(np.uint64) == 0
+        self._learn_looks(looks[chosen], values, kinds, paths)
 
         for path in np.unique(paths[self._ungrouped(paths)]):
             kind = KINDS[int(self.path_kinds[path].argmax())]
