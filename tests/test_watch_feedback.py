@@ -160,6 +160,7 @@ def test_label_and_accept_commands(run):
     """Fails if a label or an acceptance is not stored, or a wrong id is taken."""
     assert "1 labelled attack and 0 normal" in run("label", "a1b2", "attack", "--note", "sqlmap")
     assert run.store.alert("a1b2c3").note == "sqlmap"
+    assert "is labelled attack" in run("accept", "a1b2", code=1)
     run("label", "a1b2", "none")
     assert run.store.labelled_alerts() == []
     assert "did you mean 'normal'" in run("label", "a1b2", "normall", code=1)

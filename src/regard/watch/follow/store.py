@@ -533,7 +533,10 @@ class WatchStore:
     def accept_alert(self, id: str) -> str:
         """Ask `follow` to learn the event of an alert as normal. Returns the full id."""
         id = self.resolve_alert(id)
-        if self.alert(id).event is None:
+        entry = self.alert(id)
+        if entry.label == "attack":
+            raise ValueError(f"Alert {id} is labelled attack: label it normal to accept it.")
+        if entry.event is None:
             raise ValueError(f"The event of alert {id} was not kept, so it cannot be learned.")
         with self.transaction():
             self._write("INSERT OR IGNORE INTO accepted VALUES (?, ?, NULL)", [(id, time.time())])
