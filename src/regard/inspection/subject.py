@@ -143,13 +143,15 @@ def find_subject(
     if isinstance(model, str | Path):
         model, tokenizer, name = *load_model(str(model)), name or str(model)
     if isinstance(model, TrainedRun):
-        subject = _from_run(model, inputs)
+        subject = _from_run(model, inputs, max_tokens)
     elif not isinstance(model, nn.Module):
         raise TypeError(
             f"model must be a module, a run or the name of a folder, not {type(model).__name__}."
         )
     elif hasattr(model, "main_input_name"):
         subject = _from_transformers(model, inputs, tokenizer, max_tokens)
+    elif max_tokens is not None:
+        raise ValueError("max_tokens cuts a text, and this model was given a tensor: cut that.")
     else:
         subject = _from_module(model, inputs)
     subject.name = name or subject.name
@@ -185,6 +187,8 @@ def check_inputs(subject: Subject) -> None:
             raise ValueError(f"There are no tokens: {name} has the shape {tuple(value.shape)}.")
         if value.is_floating_point() and not bool(value.isfinite().all()):
             raise ValueError(f"The input {name} contains NaN or infinity.")
+        if not value.dim():
+            raise ValueError(f"The input {name} is a single number: it needs a batch of one.")
         if value.shape[0] != 1:
             raise ValueError(
                 f"One example is looked at, but {name} has {value.shape[0]}: pass {name}[:1]."
@@ -207,7 +211,7 @@ def task_of(run: TrainedRun) -> Task:
         ) from error
 
 
-def _from_run(run: TrainedRun, raw: Any) -> Subject:
+def _from_run(run: TrainedRun, raw: Any, max_tokens: int | None) -> Subject:
     """A raw input as `regard predict` takes it, an example, or the number of a test example."""
     processor, target = run.processor, None
     notes: list[str] = []
@@ -241,6 +245,8 @@ def _from_run(run: TrainedRun, raw: Any) -> Subject:
             example = Example(processor.encode(raw), {})
         except OSError as error:
             raise ValueError(f"Cannot read {raw}: {error.strerror or error}") from error
+    if max_tokens is not None:
+        example = _cut(example, max_tokens, notes)
     if isinstance(processor, TextToTextProcessor) and text is not None:
         example = Example(_write_target(run, processor, example, target), {})
     batch = collate([example]).to(run.device)
@@ -262,8 +268,21 @@ def _from_run(run: TrainedRun, raw: Any) -> Subject:
         notes=notes,
     )
     if processor is not None and not processor.columns and not processor.suffixes:
-        subject.encode = lambda text: _from_run(run, text)
+        subject.encode = lambda text: _from_run(run, text, max_tokens)
     return subject
+
+
+def _cut(example: Example, max_tokens: int, notes: list[str]) -> Example:
+    """The first tokens of the text of an example."""
+    inputs = dict(example.inputs)
+    name = "source" if "source" in inputs else "x"
+    if inputs[name].is_floating_point() or inputs[name].dim() != 1:
+        raise ValueError("max_tokens cuts a text, and this run does not read one.")
+    count = len(inputs[name])
+    if count > max_tokens:
+        notes.append(f"The text has {count:,} tokens; the first {max_tokens:,} are shown.")
+        inputs[name] = inputs[name][:max_tokens]
+    return Example(inputs, example.targets)
 
 
 def _write_target(

@@ -75,7 +75,8 @@ def look(
         inputs: A text, token ids, pixels or vectors of one example, a dict of model inputs, what a
             run predicts from, or the number of an example of its test split. A pair of texts is a
             source and a target.
-        tokenizer: Of a model of transformers, for texts.
+        tokenizer: Of a model of transformers, for texts. Models that are loaded by name, and runs,
+            have their own.
         against: Another model (or the name of one) to see beside it on the same input.
         layers: Numbers of the layers to look at, in the order of their calls. None: all.
         max_tokens: Cut a text at this many tokens.
