@@ -186,7 +186,8 @@ class UserLevel(Level):
 
         embeddings = {}
         for key, count, now, usual in zip(keys, counts, fast, slow, strict=True):
-            states[key] = [int(count), encode(now), encode(usual)]
+            same = count <= 1 / FAST  # until then, both are the plain mean
+            states[key] = [int(count), encode(now), *([] if same else [encode(usual)])]
             if count > MIN_EVENTS:
                 embeddings[key] = now
         return bits, embeddings
@@ -199,7 +200,7 @@ class UserLevel(Level):
         for row, state in enumerate(states):
             if state is not None:
                 counts[row] = state[0]
-                fast[row], slow[row] = decode(state[1]), decode(state[2])
+                fast[row], slow[row] = decode(state[1]), decode(state[-1])
         return counts, fast, slow
 
     def _habit_bits(self, indicators: Any, slow: Any, counts: Any) -> Matrix:
