@@ -460,3 +460,23 @@ def test_one_token_and_nan_in_a_layer(decoder):
     data = regard.look(decoder, torch.randint(1, 50, (5,))).data()
     assert any("layer 1" in note and "NaN" in note for note in data["notes"])
     json.dumps(data, allow_nan=False)
+
+
+def test_padding_is_no_part_of_an_answer():
+    """Fails if what a model gives for padding counts in a change, or eager and fused attention, which
+    differ there, differ in it."""
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**GROUPED))
+    randomize_weights(model, torch.float32)
+    mask = torch.ones(1, 10, dtype=torch.long)
+    mask[0, :3] = 0
+    changes = []
+    for attention in ("eager", "sdpa"):
+        model.set_attn_implementation(attention)
+        view = regard.look(model, {"input_ids": ids(1, 10), "attention_mask": mask})
+        edit = {"map": 0, "head": None, "replace": "uniform"}
+        changes.append(view.intervene(0, [edit])["change"])
+        weights = view.models[0].maps[1].map.operator.dense()
+        assert (weights[:, 3:, :3] == 0).all()
+    assert changes[0] == pytest.approx(changes[1], rel=1e-4)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ class Answer:
             model, masked tokens of a masked language model, else all.
         name: Class or token number -> its text.
         kind: What is predicted: "class", "next token", "token" or "vector".
+        real: Which places are tokens (p), not padding. None: all.
     """
 
     values: Tensor
@@ -33,6 +35,7 @@ class Answer:
     places: list[int]
     name: Callable[[int], str]
     kind: str
+    real: Tensor | None = None
 
     def top(self, count: int = 5) -> list[tuple[str, float]]:
         """The most likely classes or tokens at the first place, with their probabilities."""
@@ -64,7 +67,8 @@ class Answer:
         if not self.is_logits:
             return 1 - torch.cosine_similarity(first, others, -1).mean(1)
         p, q = first.log_softmax(-1), others.log_softmax(-1)
-        return (p.exp() * (p - q)).sum(-1).mean(1) / torch.log(torch.tensor(2.0)).item()
+        bits = (p.exp() * (p - q)).sum(-1) / math.log(2)
+        return (bits if self.real is None else bits[:, self.real]).mean(1)
 
     @property
     def unit(self) -> str:
@@ -109,10 +113,24 @@ def read_answer(subject: Subject, output: Any) -> Answer:
     n, size = values.shape[1:]
     is_vocabulary = size == _vocabulary(subject)
     name = (subject.decode or str) if is_vocabulary else class_name
+    real = real_places(subject, n)
     causal = isinstance(subject.model, Decoder) or subject.is_seq2seq or _is_causal(subject)
     if causal:
-        return Answer(values, True, [n - 1], name, "next token" if is_vocabulary else "class")
-    return Answer(values, True, masked_places(subject, n), name, "token")
+        last = n - 1 if real is None else int(real.nonzero()[-1])
+        kind = "next token" if is_vocabulary else "class"
+        return Answer(values, True, [last], name, kind, real)
+    places = masked_places(subject, n) or list(range(n) if real is None else real.nonzero()[:, 0])
+    return Answer(values, True, [int(i) for i in places], name, "token", real)
+
+
+def real_places(subject: Subject, n: int) -> Tensor | None:
+    """Which of n outputs are of tokens, if some are of padding."""
+    names = ("target_mask",) if subject.is_seq2seq else ("mask", "attention_mask")
+    for name in names:
+        mask = subject.arguments.get(name)
+        if isinstance(mask, Tensor) and mask.shape[1:] == (n,) and not bool(mask[0].all()):
+            return mask[0].bool()
+    return None
 
 
 def find_output(output: Any) -> tuple[Any, bool]:
@@ -142,7 +160,6 @@ def _is_causal(subject: Subject) -> bool:
 
 
 def masked_places(subject: Subject, n: int) -> list[int]:
-    """The places of [MASK] in the input, or all."""
+    """The places of [MASK] in the input."""
     texts = next(iter(subject.tokens.values()), [])
-    masked = [i for i, text in enumerate(texts[:n]) if text in ("[MASK]", "<mask>")]
-    return masked or list(range(n))
+    return [i for i, text in enumerate(texts[:n]) if text in ("[MASK]", "<mask>")]
