@@ -107,6 +107,9 @@ def test_wrong_calls_are_explained(runs, tmp_path, monkeypatch):
         ((recall, "--example", 0, "--mixer", "local", "--set", "windw=3"), 1, "window"),
         ((recall, "--example", 0, "--set", "window=3"), 2, "--mixer"),
         (("fnet", "--text", "a"), 1, "random tokens"),
+        ((classify, "--image", "a.png"), 1, "does not read files"),
+        ((classify, "--text", "a", "--open"), 2, "--serve"),
+        ((f"{classify}s", "--text", "a"), 1, "did you mean"),
         (("vanilla", "--length", 300_000, "--layers", "0"), 1, "at most"),
         ((tmp_path, "--text", "a"), 1, "config.json"),
     ):

@@ -108,6 +108,8 @@ def look_command(
         fail("--set is for the recipe of --mixer, which is missing", USAGE)
     if target is not None and text is None:
         fail("--target is the translation of --text, which is missing", USAGE)
+    if (open_ or port) and not serve:
+        fail("--open and --port are for --serve, which is missing", USAGE)
     if json and serve:
         fail("--json and --serve exclude each other", USAGE)
     inputs: Any = given[0] if given else None
@@ -223,7 +225,9 @@ def print_view(out: Console, models: Sequence[ModelData], notes: Sequence[str]) 
             out.print(f"prediction: {model['prediction']}")
         table = Table(box=None, padding=(0, 2, 0, 0))
         for column in ("layers", "mechanism", "heads", "map", "largest error"):
-            table.add_column(column, justify="right" if column in ("heads", "error") else "left")
+            table.add_column(
+                column, justify="right" if column in ("heads", "largest error") else "left"
+            )
         for (role, mixer, heads, kind), group in groupby(model["maps"], key=alike):
             maps = list(group)
             first, last = maps[0]["layer"], maps[-1]["layer"]

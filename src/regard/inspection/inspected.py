@@ -130,13 +130,14 @@ class InspectedModel:
         )
         counts: dict[Role, int] = {}
         for number, record in enumerate(self.records):
-            if self.kept is not None and number not in self.kept:
-                continue
-            if not record.calls and (record.x is None or not is_vectors(record.x)):
+            kept = self.kept is None or number in self.kept
+            if kept and not record.calls and not is_vectors(record.x):
                 continue  # a list of modules that are not layers of tokens
             role = self._role(record, in_encoder)
             layer = counts.get(role, 0)
             counts[role] = layer + 1
+            if not kept:
+                continue
             for example in range(2 if isinstance(model, DualEncoder) else 1):
                 found = layer_map(record, example)
                 queries, keys = self._sequences_of(found, role, example)

@@ -195,9 +195,12 @@ def _influence(record: LayerRecord, example: int, reason: str) -> LayerMap:
             for name, value in arguments.items()
         }
         args = (
-            (tokens,) if record.context is None else (queries.expand(len(tokens), -1, -1), tokens)
+            (tokens, *record.others)
+            if record.context is None
+            else (queries.expand(len(tokens), -1, -1), tokens)
         )
-        output = module(*args, **repeated)
+        with evaluation_mode(module):
+            output = module(*args, **repeated)
         first: Tensor = output[0] if isinstance(output, tuple) else output
         return first
 

@@ -31,7 +31,7 @@ from torch.nn.modules.module import (
 )
 
 from regard.attentions.kv_cache import CallPositions, KVCacheAttention
-from regard.mixer import Attention, evaluation_mode
+from regard.mixer import Attention, Mixer, evaluation_mode
 from regard.mixers.recurrence import RecurrentHeads
 from regard.models.model import outer_mixers
 from regard.pattern import Causal, Full
@@ -210,7 +210,9 @@ class LayerRecord:
 
     Attributes:
         path: Path of the module in the model; "" for the model itself.
-        arguments: Keyword arguments of the call; x and context are its first two.
+        context: Second argument of a mixer, or None.
+        others: Positional arguments behind x of a module that is no mixer.
+        arguments: Keyword arguments of the call, without x and context.
         output: Output of the module (b, n, d), where it was recorded.
     """
 
@@ -218,6 +220,7 @@ class LayerRecord:
     module: nn.Module
     x: Tensor | None = None
     context: Tensor | None = None
+    others: tuple[Any, ...] = ()
     arguments: dict[str, Any] = field(default_factory=dict)
     output: Tensor | None = None
     calls: list[AttentionRecord] = field(default_factory=list)
@@ -318,11 +321,14 @@ class Recorder:
         layer = self.open.pop()
         number = next(i for i, each in enumerate(self.layers) if each is layer)
         first = output[0] if isinstance(output, tuple) else output
+        given = dict(kwargs)
+        x = args[0] if args else given.pop("x" if "x" in given else next(iter(given), ""), None)
+        if isinstance(layer.module, Mixer):
+            context = args[1] if len(args) > 1 else given.pop("context", None)
+            layer.context = context  # of all layers: it tells cross-attention from self-attention
         if self._keeps(number):
-            context = args[1] if len(args) > 1 else kwargs.get("context")
-            layer.x = args[0] if args else next(iter(kwargs.values()))
-            layer.context = context if isinstance(context, Tensor) else None
-            layer.arguments = {name: value for name, value in kwargs.items() if name != "context"}
+            layer.x, layer.arguments = x, given
+            layer.others = () if isinstance(layer.module, Mixer) else args[1:]
             layer.output = first if isinstance(first, Tensor) else None
         changed = self.edit.output(number, first)
         if changed is None:

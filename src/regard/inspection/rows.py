@@ -20,7 +20,8 @@ def embedding_of(subject: Subject) -> nn.Module | None:
     """The module whose output has a row for each input token, before positions are added."""
     model: Any = subject.model
     if hasattr(model, "main_input_name"):
-        found: nn.Module | None = model.get_input_embeddings()
+        reader = model.get_encoder() if subject.is_seq2seq else model
+        found: nn.Module | None = reader.get_input_embeddings()
         return found
     if isinstance(model, EncoderDecoder):
         embed = getattr(getattr(model, "encoder", None), "embed", None)

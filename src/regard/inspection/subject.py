@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,11 +11,19 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.hf.files import import_transformers, load_transformers_model, read_json_object
+from regard.errors import SIMILARITY
+from regard.hf.files import (
+    MODEL_PACKAGES,
+    find_model,
+    import_transformers,
+    load_transformers_model,
+    read_json_object,
+)
 from regard.hf.model_inputs import ModelInputs, max_length
 from regard.mixer import Mixer
 from regard.models.embeddings import PatchInput, VectorInput
 from regard.models.model import DualEncoder, EncoderDecoder, Model
+from regard.registry import list_recipes
 from regard.tasks.base import Example, Task, collate
 from regard.tasks.image_folder import ImageProcessor
 from regard.tasks.processors import Processor
@@ -165,10 +174,30 @@ def load_model(name: str) -> tuple[Any, Any]:
     """A run of `regard train`, or a model of transformers and its tokenizer."""
     if (Path(name) / SPEC_FILE).is_file():
         return load_run(Path(name), device="cpu"), None
+    check_name(name)
     transformers = import_transformers()
     transformers.utils.logging.set_verbosity_error()
     transformers.utils.logging.disable_progress_bar()
     return load_transformers_model(name)
+
+
+def check_name(name: str) -> None:
+    """Raise a ValueError for the name of a model that is a mistake, before the Hub is asked."""
+    path = Path(name)
+    if find_model(name) is not None:
+        return
+    if name in list_recipes():
+        raise ValueError(
+            f"{name!r} is a recipe without weights: give regard.create({name!r}, ...)."
+        )
+    known, where = [*list_recipes(), *MODEL_PACKAGES], ""
+    if path.parent != Path() and path.parent.is_dir():
+        known = [str(each) for each in path.parent.iterdir()]
+        where = f" in {path.parent}"
+    close = difflib.get_close_matches(name, known, 1, SIMILARITY)
+    if close or where:
+        hint = f"; did you mean {close[0]!r}?" if close else "."
+        raise ValueError(f"There is no run or model {path.name!r}{where}{hint}")
 
 
 def check_inputs(subject: Subject) -> None:
@@ -238,6 +267,8 @@ def _from_run(run: TrainedRun, raw: Any, max_tokens: int | None) -> Subject:
     else:
         if isinstance(raw, str) and not processor.suffixes and not raw.strip():
             raise ValueError("The text is empty: there are no tokens to look at.")
+        if isinstance(raw, Path) and not processor.suffixes:
+            raise ValueError(f"Task {run.spec.task.name!r} does not read files: {raw} is one.")
         raw = replace_surrogates(raw) if isinstance(raw, str) else raw
         try:
             if processor.truncates(raw):
@@ -331,6 +362,8 @@ def _from_transformers(
     if isinstance(inputs, tuple) and len(inputs) == 2 and all(isinstance(t, str) for t in inputs):
         inputs, target = inputs
     text = inputs if isinstance(inputs, str) else None
+    if max_tokens is not None and text is None:
+        raise ValueError("max_tokens cuts a text, and this model was given none: cut the input.")
     if isinstance(inputs, str):
         if tokenizer is None:
             raise ValueError("A text needs a tokenizer: give tokenizer=..., or token ids.")
@@ -453,7 +486,10 @@ def _from_module(model: nn.Module, inputs: Any) -> Subject:
     if isinstance(inputs, Example):
         inputs = {name: each[None] for name, each in inputs.inputs.items()}
     if isinstance(inputs, Mapping):
-        return Subject(model, ModelInputs((), dict(inputs), None), type(model).__name__)
+        given = {name: each for name, each in inputs.items() if each is not None}
+        if isinstance(given.get("attn_mask"), Tensor) and given["attn_mask"].dim() == 2:
+            given["attn_mask"] = given["attn_mask"][None]  # pairs (n, m), for a batch of one
+        return Subject(model, ModelInputs((), given, None), type(model).__name__)
     if not isinstance(inputs, Tensor):
         if isinstance(inputs, str):
             raise TypeError("A text needs the run or the tokenizer of the model: give a tensor.")

@@ -70,9 +70,9 @@ def fine_rectangles(
     operator: HeadOperator | Influence, cells: int, budget: int
 ) -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
     """Squares of single pairs along the diagonal of a long map, as many as fit: its start, its end,
-    and between."""
+    and between. None of an influence, whose single rows cost a call for each channel."""
     n, m = operator.queries, operator.keys
-    if max(n, m) <= cells or min(n, m) <= FINE:
+    if max(n, m) <= cells or min(n, m) <= FINE or isinstance(operator, Influence):
         return
     count = min(budget // (operator.heads * FINE * FINE), n // FINE)
     for place in range(count):

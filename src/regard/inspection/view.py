@@ -139,6 +139,9 @@ class View:
             rollout: Draw the attention rollout instead; for images over the picture.
         """
         path, inspected = Path(path), self._model(model)
+        if rollout and (map, head) != (None, None):
+            raise ValueError("A rollout is over all layers and heads: leave out map and head.")
+        path.parent.mkdir(parents=True, exist_ok=True)
         if rollout:
             save_rollout(path, inspected)
         elif map is None and head is None:
