@@ -463,8 +463,8 @@ def test_one_token_and_nan_in_a_layer(decoder):
 
 
 def test_padding_is_no_part_of_an_answer():
-    """Fails if what a model gives for padding counts in a change, or eager and fused attention, which
-    differ there, differ in it."""
+    """Fails if what a model gives for padding counts in a change: eager and fused attention
+    differ there."""
     transformers = pytest.importorskip("transformers")
     torch.manual_seed(0)
     model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**GROUPED))
