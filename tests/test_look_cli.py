@@ -7,6 +7,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+import regard
 from regard.cli import app
 from regard.models import ModuleSpec
 from regard.train.run import RunSpec, run_training
@@ -129,3 +130,10 @@ def test_a_run_without_its_data(runs, tmp_path):
     finally:
         moved.rename(runs["data"])
     assert torch.is_grad_enabled()
+
+
+def test_a_run_says_what_it_reads(runs):
+    """Fails if an input of another type reaches the tokenizer."""
+    for raw in (torch.ones(3), ["a text"], None):
+        with pytest.raises(TypeError, match="reads a text"):
+            regard.look(runs["classify"], raw)

@@ -129,3 +129,12 @@ def test_arguments_that_would_be_ignored_are_refused(tmp_path):
             check_name(name)
     for name in ("gpt2", "bert-base-uncased", "t5-small", "roberta-base", "google/vit-base"):
         check_name(name)
+
+
+def test_a_module_that_returns_several_outputs():
+    """Fails if an LSTM, which returns a tuple, has no influence map."""
+    torch.manual_seed(0)
+    lstm, x = nn.LSTM(4, 4, batch_first=True), torch.randn(1, 5, 4)
+    found = InspectedModel(find_subject(lstm, x)).maps[0]
+    jacobian = torch.autograd.functional.jacobian(lambda x: lstm(x)[0][0], x)[:, :, 0]
+    torch.testing.assert_close(found.map.operator.dense()[0], jacobian.square().sum((1, 3)).sqrt())

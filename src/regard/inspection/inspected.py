@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.hf.modules import Replacement
+from regard.inspection.answers import find_output
 from regard.inspection.data import SequenceData
 from regard.inspection.influence import Influence
 from regard.inspection.maps import LayerMap, layer_map
@@ -19,7 +20,7 @@ from regard.inspection.pictures import data_uri
 from regard.inspection.recording import Edit, LayerRecord, record_call
 from regard.inspection.rows import input_rows, output_from_rows
 from regard.inspection.subject import Subject
-from regard.mixer import Mixer
+from regard.mixer import Mixer, evaluation_mode
 from regard.models.model import DualEncoder, EncoderDecoder, outer_mixers
 
 Role = Literal["self", "encoder", "decoder", "cross"]
@@ -160,7 +161,8 @@ class InspectedModel:
         rows = input_rows(subject)
         function: Callable[[Tensor], Tensor] = partial(output_from_rows, subject)
         if rows is None and [t.dim() for t in subject.inputs.tensors] == [3]:
-            rows, function = subject.inputs.main_tensor, model
+            rows = subject.inputs.main_tensor
+            function = partial(_first_output, model)
         if rows is None or not rows.is_floating_point():
             raise ValueError(
                 f"{type(model).__name__} has no attention and no layers that can be seen."
@@ -279,6 +281,13 @@ class InspectedModel:
             half = len(texts) // 2
             return texts[:half] if sequence == "first" else texts[half:]
         return texts
+
+
+def _first_output(model: nn.Module, x: Tensor) -> Tensor:
+    """What a model returns for x, or the first of several outputs."""
+    with evaluation_mode(model):
+        output: Tensor = find_output(model(x))[0]
+    return output
 
 
 def is_vectors(x: object) -> bool:

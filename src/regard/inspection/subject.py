@@ -269,6 +269,11 @@ def _from_run(run: TrainedRun, raw: Any, max_tokens: int | None) -> Subject:
             raise ValueError("The text is empty: there are no tokens to look at.")
         if isinstance(raw, Path) and not processor.suffixes:
             raise ValueError(f"Task {run.spec.task.name!r} does not read files: {raw} is one.")
+        if not (processor.columns or processor.suffixes or isinstance(raw, str)):
+            raise TypeError(
+                f"Task {run.spec.task.name!r} reads a text, or the number of a test example, not "
+                f"{type(raw).__name__}."
+            )
         raw = replace_surrogates(raw) if isinstance(raw, str) else raw
         try:
             if processor.truncates(raw):
