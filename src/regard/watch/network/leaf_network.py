@@ -183,6 +183,8 @@ class LeafNetwork(NetworkLevel[LeafLevel]):
         settings: How to build and train the network.
     """
 
+    bits_bound_p = True  # as those of the floor
+
     def __init__(self, floor: LeafLevel, settings: NetworkSettings) -> None:
         super().__init__(floor, settings)
         self.scorer: LeafScorer | None = None
