@@ -223,6 +223,33 @@ def test_a_schema_that_changes_overnight_is_reported_a_few_times(detector):
     assert statuses["alert"] <= 20
 
 
+def test_an_endpoint_that_fails_for_all_is_reported_once_and_not_for_each_user():
+    """Every answer of one endpoint fails for a while: a finding about it, not about its users."""
+    settings = WatchSettings(levels=("series",))
+    busy = [
+        replace(event, time=5.0 * i, endpoint="GET /home", source=f"busy:{i}")
+        for i, event in enumerate(make_traffic(6_000))
+    ]
+    detector = Detector.learn(busy, settings)
+    states, reports, texts = detector.initial_states(), [], []
+    for i, event in enumerate(busy[:600]):
+        failed = 60 <= i < 360
+        later = change(event, status=500) if failed else event
+        later = replace(later, entity=f"v{i}", time=event.time + 30_000, source=f"later:{i}")
+        scored = detector.score([later], states)
+        texts += [
+            detector.alert(each).findings[0].text for each in scored if each.status == "alert"
+        ]
+        detector.update(scored)
+        reports += [each for each in scored if each.status in ("alert", "repeated")]
+    about_endpoint = [each for each in reports if each.finding[0] == "/endpoint/GET /home"]
+    alerts = [each for each in about_endpoint if each.status == "alert"]
+    assert 1 <= len(alerts) <= settings.repeats_per_day
+    assert alerts[0].finding[1] == "/series/window of the endpoint"
+    assert len(about_endpoint) <= 300 * 5 / 60 + 5  # at most one in a minute
+    assert any("share of errors 1 where" in text for text in texts)
+
+
 def test_tenants_have_vocabularies_of_their_own():
     events = make_traffic(2_000, tenant="a") + make_traffic(2_000, version="9.9", tenant="b")
     detector = Detector.learn(events, WatchSettings(levels=("leaf",)))

@@ -5,11 +5,13 @@ import math
 
 import numpy as np
 import pytest
+from scipy.stats import betabinom
 
 from regard.watch.event import Event
 from regard.watch.series import SeriesLevel, SeriesModel
 from regard.watch.series.columns import BITS, ResultReader, count_bits, hash_bit
 from regard.watch.series.endpoint import choose_window
+from regard.watch.series.errors import ErrorShare
 from regard.watch.settings import WatchSettings
 
 HOUR, DAY = 3_600.0, 86_400.0
@@ -124,6 +126,23 @@ def test_stored_model_and_missing_values():
     assert alone.bits[0] < 5
 
 
+def test_noise_of_a_column_that_did_not_vary():
+    """Fails if a column is more precise than its noise, or noise that was not given has an effect
+    on other columns."""
+    rng = np.random.default_rng(15)
+    rows = np.column_stack([rng.normal(size=300), np.full(300, 4.0)])
+    model = SeriesModel(lags=1, noise=[0.0, 0.5])
+    model.fit(rows)
+    assert model.score([[np.nan, 5.0]]).bits[0] == pytest.approx(2 / math.log(2), rel=0.05)
+    other = SeriesModel.from_json(model.to_json(), model.tensors("m"), "m")
+    model.update(rows[:50])
+    other.update(rows[:50])
+    assert other.score(rows).bits.tolist() == model.score(rows).bits.tolist()
+    assert model.score([[np.nan, 5.0]]).bits[0] == pytest.approx(2 / math.log(2), rel=0.05)
+    with pytest.raises(ValueError, match=r"noise is one number or 2, one a column, not \(3,\)"):
+        SeriesModel(noise=np.ones(3)).fit(rows)
+
+
 @pytest.mark.parametrize(
     ("values", "times", "message"),
     [
@@ -224,6 +243,14 @@ def read_order(time, user, order, status=200, duration=20.0):
     )
 
 
+def table(level, surprise):
+    """Bits (events, groups); 0 for a part that an event does not have."""
+    bits = np.zeros((len(surprise.offsets) - 1, len(level.group_names())))
+    rows = np.repeat(np.arange(len(bits)), np.diff(surprise.offsets))
+    bits[rows, surprise.groups] = surprise.bits
+    return bits
+
+
 @pytest.fixture(scope="module")
 def level():
     level = SeriesLevel(WatchSettings())
@@ -236,13 +263,12 @@ def test_walking_over_ids_and_failed_guesses_are_unusual_columns(level):
     the column that is theirs, or a usual hour does."""
     later = 73 * HOUR
     usual = shop_events(np.random.default_rng(8), 5, 3, start=later)
-    parts = len(level.group_names())
-    quiet = level.score(usual, {}).bits.reshape(-1, parts)
+    quiet = table(level, level.score(usual, {}))
     names = list(level.group_names())
 
     walk = [read_order(later + i, "u3", 500 + i) for i in range(50)]
     states = {}
-    bits = level.score(walk[:-1], states).bits.reshape(-1, parts)[:, :-1]
+    bits = table(level, level.score(walk[:-1], states))[:, :-1]
     column = names.index("distinct path in a minute")
     assert bits[-1, column] > quiet[:, column].max() + 20
     assert bits[-1, names.index("errors in a minute")] < 5
@@ -251,17 +277,17 @@ def test_walking_over_ids_and_failed_guesses_are_unusual_columns(level):
     assert "u3: " in finding.text and "distinct path in a minute; usual" in finding.text
 
     guesses = [read_order(later + i, "u4", 7, status=401) for i in range(20)]
-    bits = level.score(guesses, {}).bits.reshape(-1, parts)
+    bits = table(level, level.score(guesses, {}))
     assert bits[-1, names.index("errors in a minute")] > 20
     assert bits[-1, names.index("distinct path in a minute")] < 5
 
 
 def test_entity_is_compared_with_its_own_past(level):
     """Fails if a program that is always busy stays unusual."""
-    parts, states = len(level.group_names()), {}
+    states = {}
     column = list(level.group_names()).index("events in a minute")
     busy = [read_order(80 * HOUR + 2.0 * i, "robot", i % 3) for i in range(3_000)]
-    bits = level.score(busy, states).bits.reshape(-1, parts)[:, column]
+    bits = table(level, level.score(busy, states))[:, column]
     assert bits[25] > 10
     assert bits[-100:].max() < 5
 
@@ -269,20 +295,20 @@ def test_entity_is_compared_with_its_own_past(level):
 def test_batches_and_a_stored_level_give_the_same_bits(level):
     """Fails if state is lost between batches, something learned is not stored, or windows of
     endpoints depend on where batches end."""
-    parts = len(level.group_names())
     events = shop_events(np.random.default_rng(9), 20, 0.5, start=100 * HOUR)
-    at_once = level.score(events, {}).bits.reshape(-1, parts)
-    assert (at_once[:, -1] > 0).any()
+    at_once = table(level, level.score(events, {}))
+    windows = {event.time // 60 for event in events}
+    assert len(windows) - 1 <= (at_once[:, -1] > 0).sum() <= len(windows)
     other, states, bits = stored(level), {}, []
     for event in events:
-        bits.append(other.score([event], states).bits)
+        bits.append(table(other, other.score([event], states))[0])
         states = {key: json.loads(json.dumps(state)) for key, state in states.items()}
     assert np.array(bits)[:, :-1].tolist() == at_once[:, :-1].tolist()
 
     other, series = stored(level), []
     for start in range(0, 70, 7):  # before the model of the endpoint learns
         batch = events[start : start + 7]
-        series += other.score(batch, {}).bits.reshape(-1, parts)[:, -1].tolist()
+        series += table(other, other.score(batch, {}))[:, -1].tolist()
         other.update(batch)
     assert series == at_once[:70, -1].tolist()
     assert list(other.group_names()) == list(level.group_names())
@@ -303,15 +329,92 @@ def test_window_of_an_endpoint():
             event.values[-1] *= 10
     series = []
     for event in slow:
-        series.append(level.score([event], {}).bits[-1])
+        series.append(table(level, level.score([event], {}))[0, -1])
         level.update([event])
-    times = np.array([event.time for event in slow])
-    before = np.array(series)[times < 72.5 * HOUR]
-    after = np.array(series)[times > 72.55 * HOUR]
-    assert np.median(after) > np.quantile(before, 0.99)
-    finding = level.explain(slow[-1], len(level.group_names()) - 1, None)
+    times, series = np.array([event.time for event in slow]), np.array(series)
+    before = series[(times < 72.5 * HOUR) & (series > 0)]
+    after = series[(times > 72.55 * HOUR) & (series > 0)]
+    assert np.median(after) > before.max() + 10
+    finding = level.explain(slow[np.flatnonzero(series)[-1]], len(level.group_names()) - 1, None)
     assert "GET /orders/{id} in the last 1 min: " in finding.text
     assert "time" in finding.path and finding.observed > 100
+
+
+def test_errors_in_a_window_are_beta_binomial():
+    """Fails if the tail, or the posterior mean after no errors, is not the exact one, or errors
+    that come in bursts are as surprising as single ones."""
+    for counts, errors, events in (([(0, 10)] * 100, 1, 10), ([(3, 10), (0, 9)] * 50, 6, 12)):
+        share = ErrorShare()
+        share.fit(counts)
+        total = sum(n for _, n in counts)
+        failed = sum(k for k, _ in counts)
+        assert share.mean == pytest.approx((failed + 0.5) / (total + 1))
+        spread = sum((k - n * share.mean) ** 2 for k, n in counts)
+        spread -= total * share.mean * (1 - share.mean)
+        pairs = sum(n * (n - 1) for _, n in counts) * share.mean * (1 - share.mean)
+        known = 1 / max(spread / pairs, 1 / (total + 2)) - 1
+        exact = betabinom(events, share.mean * known, (1 - share.mean) * known)
+        assert share.bits(errors, events) == pytest.approx(-np.log2(exact.sf(errors - 1)))
+        assert share.bits(0, events) == share.bits(0, 0) == 0
+    single, bursts = ErrorShare(), ErrorShare()
+    single.fit([(1, 20)] * 100)
+    bursts.fit([(0, 20)] * 90 + [(10, 20)] * 10)
+    assert single.bits(10, 20) > bursts.bits(10, 20) + 15
+    for _ in range(10):
+        single.update([(5, 20)] * 64)
+    assert single.bits(6, 20) < 5
+
+
+def quiet_endpoint(rng, hours):
+    """A check every 6 s, whose bytes and time hardly vary, and which never fails."""
+    times = np.arange(0, hours * HOUR, 6.0) + rng.random(int(hours * HOUR / 6))
+    return [read_order(t, f"u{i % 5}", 1, 200, 20.0) for i, t in enumerate(times)]
+
+
+def test_one_error_is_little_and_an_outage_is_one_finding():
+    """Fails if a single error where there was none, or one check less, is an alarm; if 40 of 50
+    errors are none; or if a window is charged to more than one event."""
+    level = SeriesLevel(WatchSettings())
+    level.fit(quiet_endpoint(np.random.default_rng(13), 3))
+    assert level.endpoints["", "GET /orders/{id}"].seconds == 60.0
+    end = 3 * HOUR
+
+    def window_bits(failed, events):
+        now = [
+            read_order(end + 60 * i / events, f"u{i}", 1, 500 if i < failed else 200)
+            for i in range(events)
+        ]
+        after = [read_order(end + 60 + i, f"v{i}", 1) for i in range(10)]
+        fresh = stored(level)
+        bits = table(fresh, fresh.score([*now, *after], {}))[:, -1]
+        assert np.flatnonzero(bits[1:]).tolist() == [events - 1]  # after[0]; now[0] closes another
+        assert table(fresh, fresh.score(after[:1], {}))[0, -1] == bits[events]
+        assert len(fresh.score(after[1:2], {}).bits) == len(level.group_names()) - 1
+        return bits[events]
+
+    assert window_bits(0, 9) < 10
+    assert window_bits(1, 10) < 15
+    assert window_bits(40, 50) > 100
+    assert window_bits(8, 10) > 40
+
+
+def test_window_of_an_endpoint_before_a_pause_is_scored_after_it():
+    """Fails if errors just before an endpoint falls silent are never charged, or a restart charges
+    them a second time."""
+    level = SeriesLevel(WatchSettings())
+    level.fit(quiet_endpoint(np.random.default_rng(14), 3))
+    end = 3 * HOUR
+    failed = [read_order(end + i, "u", 1, 500) for i in range(10)]
+    level.score(failed, {})
+    level.update(failed)
+    late = [read_order(end + 300.0 + i, "u", 1) for i in range(2)]
+    bits = table(level, level.score(late, {}))[:, -1]
+    assert bits[0] > 50 and bits[1] == 0
+    assert (
+        "share of errors 1 where" in level.explain(late[0], len(level.group_names()) - 1, {}).text
+    )
+    again = stored(level)
+    assert table(again, again.score(late[1:], {}))[0, -1] == 0
 
 
 def test_one_event_from_the_future_does_not_stop_time():
@@ -327,11 +430,13 @@ def test_one_event_from_the_future_does_not_stop_time():
     level.update(future)
     bits = []
     for start in range(0, len(later), 16):
-        bits += level.score(later[start : start + 16], states).bits.tolist()
+        bits.append(table(level, level.score(later[start : start + 16], states)))
         level.update(later[start : start + 16])
-    rows = np.array(bits).reshape(-1, len(names))
+    rows = np.concatenate(bits)
     assert rows[:, names.index("events in a minute")].max() < 20
-    assert (rows[-300:, -1] > 0).mean() > 0.9  # windows of the endpoint are closed and scored
+    windows = {event.time // 60 for event in later[-300:]}
+    closed = (rows[-300:, -1] > 0).sum()
+    assert closed > 0.9 * len(windows)  # windows of the endpoint are closed and scored
 
 
 def test_little_data_and_odd_events():

@@ -52,6 +52,7 @@ MAX_PAUSE = 3_600.0
 MAX_STATES = 20_000  # entities whose states are stored with the model
 SECRET_CHECK = "regard watch"  # its hash tells whether a secret is the right one
 ANYWHERE = {"endpoint", "signal"}  # parts that can be judged at an endpoint that is new
+ABOUT_ENDPOINT = {"window of the endpoint"}  # parts that are not about the entity of the event
 
 
 class Parts(NamedTuple):
@@ -73,7 +74,8 @@ class ScoredEvent:
         status: "normal", or "alert"; "shadow" for an alert of a new endpoint, "learning" for any
             event of an endpoint that is newer still, "repeated" for an alert whose entity or
             finding was reported often enough today.
-        finding: Names by which alerts are counted: of the entity, and of the most unusual part.
+        finding: Names by which alerts are counted: of the entity, or the endpoint if the most
+            unusual part is about it; and of that part.
         score: -log2 of the harmonic mean of `level_p`.
         level_scores: -log2 of the harmonic mean of the p-values of the parts of each level.
         level_p: p-value of each level.
@@ -242,6 +244,8 @@ class Detector:
         if not new and group not in ANYWHERE and count < self.settings.shadow_events:
             return "learning" if learning else "shadow"
         who = f"{event.tenant}/entity/{event.entity}" if event.entity else f"{finding}/alone"
+        if group in ABOUT_ENDPOINT:
+            who = f"{event.tenant}/endpoint/{event.endpoint}"
         scored.finding = (who, finding)
         extra = (reported.get(scored.finding[0], 0), reported.get(scored.finding[1], 0))
         if self.budget.is_repeated(scored.finding, event.time, extra):

@@ -38,15 +38,18 @@ class SeriesLevel(Level):
       and the standard deviation s of the logarithms of full windows, of this entity and, as long as
       there are few of them, of all: z = (ln(1 + x) − m) / s, and if it is positive the bits are
       z² / (2 ln 2), which bound −log2 of the normal tail. A window need not be over to be unusual;
-    - for its endpoint: the bits of the last closed window by `SeriesModel`, over columns that are
-      in `ENDPOINT_COLUMNS`. Such a window is as long as needed for five events in it.
+    - for its endpoint, if it is the first event after a window: the bits of that window, by
+      `SeriesModel` for the columns in `ENDPOINT_COLUMNS`, and by `ErrorShare` for its errors. A
+      window is one finding about the endpoint, so other events have no such part. Windows are as
+      long as needed for five events in them.
 
     Walking over object ids, scraping and guessing passwords are large numbers of distinct ids,
     bytes and errors; none of them is a rule here. What is an error, a size or an id is said by
     `ResultReader`.
 
     `score` goes on from the endpoint windows that `update` left, and leaves them as they are: what
-    was not learned, such as alerted events, is not in the next batch's windows.
+    was not learned, such as alerted events, is not in the next batch's windows. It remembers which
+    event a window was charged to, so that the same event has the same bits when scored again.
 
     The state of an entity is {"minute": ..., "hour": ...}.
     """
@@ -92,6 +95,8 @@ class SeriesLevel(Level):
         width = len(COLUMNS) + len(self.reader.id_paths)
         parts = len(WINDOWS) * width + 1
         bits = np.zeros((len(events), parts))
+        present = np.ones((len(events), parts), np.bool_)
+        present[:, -1] = False
         opened: dict[tuple[str, str], dict[str, EntityWindow]] = {}
         advanced: dict[tuple[str, str], EndpointSeries] = {}
         past = {
@@ -104,10 +109,10 @@ class SeriesLevel(Level):
                 if key not in opened:
                     opened[key] = self._open(states.get(key))
                 found: list[float] = []
-                for name, window in opened[key].items():
-                    window.add(event.time, event.endpoint, result)
-                    usual = window.usual(*past[name])
-                    for x, (mean, spread) in zip(window.columns(), usual, strict=True):
+                for name, current in opened[key].items():
+                    current.add(event.time, event.endpoint, result)
+                    usual = current.usual(*past[name])
+                    for x, (mean, spread) in zip(current.columns(), usual, strict=True):
                         z = min(max((x - mean) / spread, 0.0), LARGEST_Z)
                         found.append(z * z / (2 * math.log(2)))
                 bits[i, :-1] = found
@@ -116,16 +121,17 @@ class SeriesLevel(Level):
                 if endpoint not in advanced:
                     advanced[endpoint] = self.endpoints[endpoint].copy()
                 advanced[endpoint].add(event, result, learns=False)
-                window_before = advanced[endpoint].window_before(event.time)
-                bits[i, -1] = window_before.bits if window_before is not None else 0.0
+                window = advanced[endpoint].charge(event)
+                if window is not None:
+                    bits[i, -1], present[i, -1] = window.bits, True
         for key, windows in opened.items():
             states[key] = {name: window.to_json() for name, window in windows.items()}
         for endpoint, series in advanced.items():
-            self.endpoints[endpoint].remember(series.closed)
+            self.endpoints[endpoint].remember(series)
         return Surprise(
-            np.arange(len(events) + 1, dtype=np.int64) * parts,
-            np.tile(np.arange(parts, dtype=np.int32), len(events)),
-            bits.ravel(),
+            np.concatenate([[0], np.cumsum(present.sum(axis=1))]),
+            np.nonzero(present)[1].astype(np.int32),
+            bits[present],
         )
 
     def _open(self, state: Any) -> dict[str, EntityWindow]:
@@ -169,11 +175,11 @@ class SeriesLevel(Level):
 
     def explain(self, event: Event, part: int, state: Any) -> Finding:
         name = self.group_names()[part]
-        bits = float(self.score([event], {(event.tenant, event.entity): state}).bits[part])
         width = len(COLUMNS) + len(self.reader.id_paths)
         if part == len(WINDOWS) * width:
-            return self._explain_endpoint(event, bits)
+            return self._explain_endpoint(event)
 
+        bits = float(self.score([event], {(event.tenant, event.entity): state}).bits[part])
         window_name = list(WINDOWS)[part // width]
         window = self._open(state)[window_name]
         window.add(event.time, event.endpoint, self.reader.read(event))
@@ -188,14 +194,14 @@ class SeriesLevel(Level):
             self.name, "series", name, observed, bits, 1.0, [(round(usual, 1), 0.5)], text
         )
 
-    def _explain_endpoint(self, event: Event, bits: float) -> Finding:
-        """Explain the last window of an endpoint by its two most unusual columns."""
+    def _explain_endpoint(self, event: Event) -> Finding:
+        """Explain the window that an event closed by its two most unusual columns."""
         series = self.endpoints.get((event.tenant, event.endpoint))
-        closed = series.window_before(event.time) if series is not None else None
-        if series is None or closed is None or not closed.deviations:
-            text = f"no window of {event.endpoint} was closed just before"
-            return Finding(self.name, "series", event.endpoint, None, bits, 1.0, [], text)
-        deviations = sorted(closed.deviations, key=lambda each: -abs(each.deviation))[:2]
+        closed = series.charge(event) if series is not None else None
+        if series is None or closed is None:
+            text = f"no window of {event.endpoint} was closed by this event"
+            return Finding(self.name, "series", event.endpoint, None, 0.0, 1.0, [], text)
+        deviations = sorted(closed.deviations, key=lambda each: -each.deviation)[:2]
         text = f"{event.endpoint} in the last {series.seconds / 60:.0f} min: " + ", ".join(
             f"{each.column} {each.observed:.3g} where {each.expected:.3g} is usual"
             for each in deviations
@@ -206,7 +212,7 @@ class SeriesLevel(Level):
             "series",
             f"{first.column} of {event.endpoint}",
             round(first.observed, 3),
-            bits,
+            closed.bits,
             1.0,
             [(round(first.expected, 3), 0.5)],
             text,

@@ -57,12 +57,16 @@ class SeriesModel:
 
     Args:
         lags: Rows in a window; None: as many as make 100 numbers, if there are enough rows.
+        noise: (d) or one number: standard deviation that a column has by itself, such as that of a
+            count, even if the rows to learn from do not show it. It is added to the covariance,
+            independent of all else, so that a column that hardly varied is not a precise one.
     """
 
-    def __init__(self, lags: int | None = None) -> None:
+    def __init__(self, lags: int | None = None, noise: npt.ArrayLike = 0.0) -> None:
         if lags is not None and lags < 1:
             raise ValueError(f"lags={lags} must be at least 1")
         self.requested_lags = lags
+        self.noise = np.atleast_1d(np.asarray(noise, dtype=np.float64))
         self.lags = self.components = self.memory = 0
         self.seasons: list[str] = []
 
@@ -82,21 +86,24 @@ class SeriesModel:
         if n <= self.lags:
             raise ValueError(f"lags={self.lags} needs more than {n} rows to learn from")
         self.memory = max(n, LEAST_MEMORY)
+        if self.noise.shape not in ((1,), (d,)):
+            raise ValueError(f"noise is one number or {d}, one a column, not {self.noise.shape}")
 
         self._choose_seasons(rows, clock)
         residual = rows - self._baseline(clock)
-        spread = np.nan_to_num(np.nanstd(residual, axis=0))
+        missing = np.isnan(residual).all(axis=0)
+        spread = np.nanstd(np.where(missing, 0.0, residual), axis=0)
         low, high = np.nan_to_num(_range(rows))
         constant = np.maximum(LEAST_SCALE * np.abs(high), CONSTANT_SCALE)
         self.scale = np.maximum(spread, LEAST_SCALE * (high - low))
-        self.scale = np.where(high > low, self.scale, constant)
+        self.scale = np.maximum(np.where(high > low, self.scale, constant), self.noise)
 
         standardised = self._standardise(rows, clock)
         windows = self._windows(standardised)
         split = len(windows) - max(1, round(len(windows) * HELD_OUT))
-        self._set_gaussian(*_moments(windows[: max(split, 1)]), components=0)
+        self._set_gaussian(*self._moments(windows[: max(split, 1)]), components=0)
         self.components = self._choose_components(windows[split:])
-        self._set_gaussian(*_moments(windows), components=self.components)
+        self._set_gaussian(*self._moments(windows), components=self.components)
         self.tail = standardised[n - self.lags + 1 :]
 
     def score(
@@ -151,7 +158,7 @@ class SeriesModel:
         reach = LARGEST_LESSON * np.sqrt(np.maximum(np.diag(self.covariance), LEAST_VARIANCE))
         windows = np.clip(self._windows(padded), self.mean - reach, self.mean + reach)
         share = min(len(rows) / self.memory, 0.5)
-        mean, covariance = _moments(windows)
+        mean, covariance = self._moments(windows)
         shift = mean - self.mean
         mixed = (1 - share) * self.covariance + share * covariance
         mixed += share * (1 - share) * np.outer(shift, shift)
@@ -217,6 +224,13 @@ class SeriesModel:
         views = np.lib.stride_tricks.sliding_window_view(standardised, self.lags, axis=0)
         return np.ascontiguousarray(views.transpose(0, 2, 1)).reshape(len(views), -1)
 
+    def _moments(self, windows: Floats) -> tuple[Floats, Floats]:
+        """Mean and covariance, with the noise."""
+        mean = windows.mean(axis=0)
+        centred = windows - mean
+        covariance = centred.T @ centred / len(windows)
+        return mean, covariance + np.diag(np.tile(self.noise / self.scale, self.lags) ** 2)
+
     def _set_gaussian(self, mean: Floats, covariance: Floats, *, components: int) -> None:
         """Set mean and covariance, and the precision with so many components."""
         self.mean, self.covariance = mean, covariance
@@ -262,6 +276,7 @@ class SeriesModel:
         arrays = {
             f"{prefix}.median": self.median,
             f"{prefix}.scale": self.scale,
+            f"{prefix}.noise": self.noise,
             f"{prefix}.mean": self.mean,
             f"{prefix}.covariance": self.covariance,
             f"{prefix}.tail": self.tail,
@@ -274,7 +289,7 @@ class SeriesModel:
         cls, content: dict[str, Any], tensors: dict[str, npt.NDArray[Any]], prefix: str
     ) -> SeriesModel:
         """The inverse of `to_json` and `tensors`."""
-        model = cls(content["requested_lags"])
+        model = cls(content["requested_lags"], tensors[f"{prefix}.noise"])
         model.lags, model.components = content["lags"], content["components"]
         model.memory, model.seasons = content["memory"], content["seasons"]
         model.median = tensors[f"{prefix}.median"]
@@ -336,13 +351,6 @@ def _season_table(rows: Floats, clock: Floats, period: float) -> Floats:
         known = ~np.isnan(inside).all(axis=0)
         table[number, known] = _medians(inside)[known]
     return table
-
-
-def _moments(windows: Floats) -> tuple[Floats, Floats]:
-    """Mean and covariance."""
-    mean = windows.mean(axis=0)
-    centred = windows - mean
-    return mean, centred.T @ centred / len(windows)
 
 
 def _noise(variances: Floats, components: int) -> float:
