@@ -113,6 +113,7 @@ class Browser:
         listed = [{"name": name, "value": value} for name, value in features.items()]
         self.call("Emulation.setEmulatedMedia", features=listed)
         self.call("Page.navigate", url=page if isinstance(page, str) else page.as_uri())
+        self.wait_for("document.documentElement !== null")  # it is, for a moment
 
     def evaluate(self, expression):
         """The value of a JavaScript expression."""

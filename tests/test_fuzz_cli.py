@@ -63,7 +63,8 @@ SMALL = {
     "--vocab-size": "20",
 }
 # These start processes, measure for seconds or load packages: only lines that fail are drawn.
-LONG = {"compare", "bench", "demo", "tour", "swap", "few-shot", "export", "gallery"}
+LONG = {"compare", "bench", "demo", "tour", "swap", "few-shot", "export", "gallery", "look"}
+LONG_WATCH = {"demo", "serve", "follow", "bench"}  # of regard watch
 
 
 def commands():
@@ -121,7 +122,7 @@ def draw_line(rng, command):
         line.insert(rng.randrange(len(line) + 1), rng.choice(rng.choice(POOLS)))
     known = {option for parameter in parameters for option in parameter.opts}
     line += [word for name, value in SMALL.items() if name in known for word in (name, value)]
-    if command[0] in LONG:
+    if command[0] in LONG or (command[0] == "watch" and command[1] in LONG_WATCH):
         line += [rng.choice(["--nosuch", "--nosuch=[/x]\x1b[31m", "--help"])]
     return [*command, *line]
 
