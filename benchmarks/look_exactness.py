@@ -59,9 +59,9 @@ def influence_errors(name: str, causal: bool) -> dict[str, float]:
     everything = slice(None), slice(None)
     if operator.is_exact(slice(None), (64, 64)):  # of a narrow example also at this length
         return {"jacobian_error": exact}
-    estimate = operator.pooled(*everything, (64, 64))[:, ::CHECKED]
+    estimate = operator.pool_map(*everything, (64, 64))[:, ::CHECKED]
     parts = [
-        operator.pooled(slice(row * 8, row * 8 + 8), slice(None), (1, 64))
+        operator.pool_map(slice(row * 8, row * 8 + 8), slice(None), (1, 64))
         for row in range(0, 64, CHECKED)
     ]  # few enough rows for the exact norm
     truth = torch.cat(parts, 1)

@@ -57,7 +57,7 @@ def test_every_recipe_has_a_map_and_says_what_it_is(name):
         assert found.error < 1e-5
         torch.testing.assert_close(weights, mixer.attention_map(x)[0].detach())
     if not isinstance(found.operator, Influence):
-        tile = found.operator.pooled(slice(2, 10), slice(0, 12), (2, 3))
+        tile = found.operator.pool_map(slice(2, 10), slice(0, 12), (2, 3))
         wanted = weights[:, 2:10].unflatten(1, (2, 4)).unflatten(3, (3, 4)).mean((2, 4))
         torch.testing.assert_close(tile, wanted)
         torch.testing.assert_close(found.operator.rows(slice(3, 7)), weights[:, 3:7])
@@ -73,7 +73,7 @@ def test_influence_is_the_norm_of_the_jacobian(name):
     wanted = jacobian.square().sum((1, 3)).sqrt()
     exact = Influence(mixer, x)
     torch.testing.assert_close(exact.dense()[0], wanted)
-    pooled = exact.pooled(slice(0, 8), slice(1, 9), (2, 4))[0]
+    pooled = exact.pool_map(slice(0, 8), slice(1, 9), (2, 4))[0]
     squares = wanted[:8, 1:].square().unflatten(0, (2, 4)).unflatten(2, (4, 2)).mean((1, 3))
     torch.testing.assert_close(pooled, squares.sqrt())
     estimate = Influence(mixer, x, probes=600)

@@ -200,6 +200,7 @@ def test_page_with_a_server(server, browser):
     browser.wait_for("document.querySelector('#links .left bdi').textContent.startsWith('t')")
     browser.press("ArrowDown")
     browser.press("ArrowRight")
+    browser.wait_for(rf"/^t\d+ \(\d+\) → t\d+ \(\d+\): /.test({tip})")  # the finer tile is there
     said = browser.evaluate(tip)
     q, k = map(int, re.findall(r"\((\d+)\)", said))
     assert said.startswith(f"t{q} ({q}) → t{k} ({k}): ") and q > 290

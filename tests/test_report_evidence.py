@@ -24,7 +24,7 @@ from regard.compare import (
     load_result,
 )
 from regard.report import bundle, load_report, render_page, report_to_json
-from regard.report.charts import SPEED, Level, near_levels, pareto_front
+from regard.report.charts import SPEED, BaselineLevel, near_levels, pareto_front
 from regard.report.data import build_report
 from regard.report.renderings import MAX_CHARACTERS, MAX_PIXELS, MAX_ROWS, render_html
 from regard.report.wav import wav_data_uri
@@ -393,7 +393,7 @@ def test_eliminated_mixers_are_not_on_the_pareto_front():
         ResultRow("b", "t", 8, "accuracy", True, [0.9], tokens_per_second=9.0, eliminated=True),
     ]
     assert [row.mixer for row in pareto_front(rows, SPEED)] == ["a"]
-    levels = [Level("near", 0.75), Level("far", 0.1)]
+    levels = [BaselineLevel("near", 0.75), BaselineLevel("far", 0.1)]
     assert near_levels(rows, levels) == levels[:1]
 
 

@@ -42,7 +42,7 @@ def rollout_maps(model: InspectedModel) -> list[PlacedMap]:
         operator = placed.map.operator
         assert isinstance(operator, HeadOperator)
         shape = min(64, operator.queries), min(64, operator.keys)
-        weights = operator.pooled(slice(None), slice(None), shape)
+        weights = operator.pool_map(slice(None), slice(None), shape)
         if not bool((weights >= -1e-4 * weights.abs().max()).all()):
             return []
     return maps

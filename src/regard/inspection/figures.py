@@ -34,7 +34,7 @@ def save_overview(path: Path, model: InspectedModel) -> None:
     maps = [placed for placed in model.maps if placed.map.operator is not None]
     if not maps:
         raise ValueError("No layer of this model has a map.")
-    pictures = [pooled(placed, THUMBNAIL_CELLS) for placed in maps]
+    pictures = [pool_map(placed, THUMBNAIL_CELLS) for placed in maps]
     columns = max(map(len, pictures))
     figure = new_figure(1.0 + 1.05 * columns, 0.6 + 1.05 * len(maps))
     axes = figure.subplots(len(maps), columns, squeeze=False)
@@ -66,7 +66,7 @@ def save_map(path: Path, model: InspectedModel, placed: PlacedMap, head: int | N
     """The heads of a layer, or one of them, with the texts of the tokens."""
     if placed.map.operator is None:
         raise ValueError(f"Layer {placed.layer} has no map: {placed.map.reason}")
-    weights = pooled(placed, CELLS)
+    weights = pool_map(placed, CELLS)
     if head is not None and not 0 <= head < len(weights):
         raise ValueError(f"There is no head {head}: layer {placed.layer} has {len(weights)}.")
     shown = list(range(len(weights))) if head is None else [head]
@@ -129,12 +129,12 @@ def save_rollout(path: Path, model: InspectedModel) -> None:
     figure.savefig(path, format="png", dpi=DPI, facecolor="white")
 
 
-def pooled(placed: PlacedMap, cells: int) -> Tensor:
+def pool_map(placed: PlacedMap, cells: int) -> Tensor:
     """The map (h, rows, columns) in at most `cells` cells on a side."""
     operator = placed.map.operator
     assert operator is not None
     shape = min(cells, operator.queries), min(cells, operator.keys)
-    weights = operator.pooled(slice(None), slice(None), shape).float().abs()
+    weights = operator.pool_map(slice(None), slice(None), shape).float().abs()
     return torch.nan_to_num(weights, posinf=0.0)
 
 

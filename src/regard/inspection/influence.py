@@ -59,7 +59,7 @@ class Influence:
         start, stop, _ = rows.indices(self.queries)
         return (stop - start) * self.width <= MAX_EXACT
 
-    def pooled(self, rows: slice, columns: slice, shape: tuple[int, int]) -> Tensor:
+    def pool_map(self, rows: slice, columns: slice, shape: tuple[int, int]) -> Tensor:
         """A block of the map in `shape` (rows, columns) cells, (1, *shape): the root mean square
         of the norms in each cell."""
         start, stop, _ = rows.indices(self.queries)
@@ -97,7 +97,7 @@ class Influence:
 
     def dense(self) -> Tensor:
         """The whole map (1, n, m)."""
-        return self.pooled(slice(None), slice(None), (self.queries, self.keys))
+        return self.pool_map(slice(None), slice(None), (self.queries, self.keys))
 
     @cached_property
     def width(self) -> int:

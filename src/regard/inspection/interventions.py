@@ -174,7 +174,7 @@ def changed_heads(model: InspectedModel, changes: Sequence[HeadChange]) -> Itera
     """Inside, all calls of the model run with the changes."""
     edit = HeadChanges(changes, editable_layers(model))
     recorder = Recorder(model.subject.model, layers=model.blocks, keep=(), edit=edit)
-    with evaluation_mode(model.subject.model), recorder.installed():
+    with evaluation_mode(model.subject.model), recorder.install():
         yield
 
 

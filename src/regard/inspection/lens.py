@@ -118,12 +118,12 @@ def recorded_streams(layers: list[nn.Module]) -> Iterator[list[Tensor]]:
     def wrap(layer: Layer) -> None:
         run = layer.run
 
-        def recorded(*args: Any) -> Any:
+        def record_output(*args: Any) -> Any:
             output = run(*args)
             keep(output)
             return output
 
-        layer.__dict__["run"] = recorded
+        layer.__dict__["run"] = record_output
 
     handles = []
     for layer in layers:

@@ -88,23 +88,23 @@ def layer_map(record: LayerRecord, example: int = 0) -> LayerMap:
     module, calls = record.module, record.calls
     if not isinstance(module, Mixer):
         if len(calls) == 1:
-            return _recorded(record, calls[0], example)
+            return _recorded_map(record, calls[0], example)
         if record.output is not None:
             return _influence(record, example, "the layer has no attention that can be read")
         return LayerMap(record, None, "none", reason=f"{len(calls)} calls in one layer")
     if record.x is None:  # a stack calls its parts
         if len(calls) == 1:
-            return _recorded(record, calls[0], example)
+            return _recorded_map(record, calls[0], example)
         return LayerMap(record, None, "none", reason="its stack computes the layer in parts")
     n = record.x.shape[1]
     m = n if record.context is None else record.context.shape[1]
     if module.can.maps:
         whole = [call for call in calls if (call.queries, call.keys) == (n, m)]
         in_branches = any(isinstance(part, Branches) for part in module.modules())
-        if len(calls) == 1 and whole and not in_branches and not _permuted(record):
-            return _recorded(record, whole[0], example)
+        if len(calls) == 1 and whole and not in_branches and not _is_permuted(record):
+            return _recorded_map(record, whole[0], example)
         if max(n, m) <= MAX_STORED:
-            return _stored(record, example)
+            return _stored_map(record, example)
         reason = f"its map exists only whole, which is too large for {max(n, m):,} tokens"
         return _influence(record, example, reason)
     mixer_type = next((each for each in IMPLIED if isinstance(module, each)), None)
@@ -123,13 +123,13 @@ def layer_map(record: LayerRecord, example: int = 0) -> LayerMap:
     return _influence(record, example, str(module.can.reason("maps")))
 
 
-def _permuted(record: LayerRecord) -> bool:
+def _is_permuted(record: LayerRecord) -> bool:
     """Whether a recurrence has moved masked tokens to the end."""
     mask = record.arguments.get("mask")
     return mask is not None and not isinstance(record.calls[0], RegardAttentionRecord)
 
 
-def _recorded(record: LayerRecord, call: AttentionRecord, example: int) -> LayerMap:
+def _recorded_map(record: LayerRecord, call: AttentionRecord, example: int) -> LayerMap:
     heads = RecordedHeads(call, example)
     return LayerMap(record, heads, "exact", recorded_error(heads), example=example)
 
@@ -152,7 +152,7 @@ def relative_error(found: Tensor, wanted: Tensor) -> float:
     return float((found - wanted).abs().max() / largest)
 
 
-def _stored(record: LayerRecord, example: int) -> LayerMap:
+def _stored_map(record: LayerRecord, example: int) -> LayerMap:
     """A map that a mixer computes itself, checked by the values that the mixer multiplies by it."""
     assert isinstance(record.module, Mixer)
     assert record.x is not None

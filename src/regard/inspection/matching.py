@@ -19,7 +19,7 @@ def head_vectors(placed: PlacedMap) -> Tensor | None:
     if operator is None:
         return None
     shape = min(COMPARED, operator.queries), min(COMPARED, operator.keys)
-    vectors = operator.pooled(slice(None), slice(None), shape).flatten(1).float()
+    vectors = operator.pool_map(slice(None), slice(None), shape).flatten(1).float()
     vectors = torch.nan_to_num(vectors)
     return vectors / vectors.norm(dim=1, keepdim=True).clamp(min=1e-12)
 

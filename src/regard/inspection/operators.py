@@ -61,7 +61,7 @@ class HeadOperator(ABC):
         """The whole maps (h, n, m); for short sequences."""
         return self.block(slice(None), slice(None))
 
-    def pooled(self, rows: slice, columns: slice, shape: tuple[int, int]) -> Tensor:
+    def pool_map(self, rows: slice, columns: slice, shape: tuple[int, int]) -> Tensor:
         """A block of the maps in `shape` (rows, columns) cells, (h, *shape): the mean weight of
         each cell. A cell is one pair if there are as many as tokens."""
         indicators = cell_means(columns, self.keys, shape[1]).to(self.dtype)

@@ -268,7 +268,7 @@ class Recorder:
         self.depth = 0  # attentions that are running, one inside the other
 
     @contextmanager
-    def installed(self) -> Iterator[None]:
+    def install(self) -> Iterator[None]:
         """Inside, calls are recorded."""
         with ExitStack() as hooks:
             hooks.callback(register_module_forward_pre_hook(self._enter).remove)
@@ -404,6 +404,6 @@ def record_call(
         edit: See `Recorder`.
     """
     recorder = Recorder(model, layers=layers, keep=keep, edit=edit)
-    with evaluation_mode(model), recorder.installed():
+    with evaluation_mode(model), recorder.install():
         output = call()
     return recorder.layers, output

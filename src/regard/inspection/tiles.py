@@ -54,7 +54,7 @@ def compute_tile(
             f"A tile has 1 to {MAX_CELLS} cells on each side, not {rows:,} x {columns:,}."
         )
     shape = min(rows, queries[1] - queries[0]), min(columns, keys[1] - keys[0])
-    return encode_tile(operator.pooled(slice(*queries), slice(*keys), shape), queries, keys)
+    return encode_tile(operator.pool_map(slice(*queries), slice(*keys), shape), queries, keys)
 
 
 def page_cells(maps: list[HeadOperator | Influence], budget: int = PAGE_BYTES) -> int:

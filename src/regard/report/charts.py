@@ -52,7 +52,7 @@ class CurveAxis(NamedTuple):
     title: str
 
 
-class Level(NamedTuple):
+class BaselineLevel(NamedTuple):
     """A baseline, drawn as a horizontal line."""
 
     name: str
@@ -66,7 +66,7 @@ def score_title(split: str, metric: Metric) -> str:
     return f"{split} {metric.name}{unit}{hint}"
 
 
-def near_levels(rows: Sequence[ResultRow], levels: Sequence[Level]) -> list[Level]:
+def near_levels(rows: Sequence[ResultRow], levels: Sequence[BaselineLevel]) -> list[BaselineLevel]:
     """Return the baselines that fit into a plot of these rows without flattening it."""
     scores = [row.score for row in rows]
     reach = max(max(scores) - min(scores), 0.05 * max(map(abs, scores)))
@@ -95,7 +95,7 @@ def pareto_chart(
     cost: CostAxis,
     metric: Metric,
     styles: dict[str, SeriesStyle],
-    levels: Sequence[Level],
+    levels: Sequence[BaselineLevel],
 ) -> Chart:
     """Plot the score of each mixer against a cost, its std over seeds, the Pareto front, and
     baselines as horizontal lines. Eliminated mixers are hollow."""
@@ -177,7 +177,7 @@ def learning_chart(
     by: CurveAxis,
     metric: Metric,
     styles: dict[str, SeriesStyle],
-    levels: Sequence[Level],
+    levels: Sequence[BaselineLevel],
 ) -> Chart:
     """Plot validation scores over steps or time: mean over seeds, band from worst to best."""
     alt = altair()
@@ -324,7 +324,7 @@ def scaling_chart(
 class LevelLabel(NamedTuple):
     """A baseline and where on its line its name is."""
 
-    level: Level
+    level: BaselineLevel
     left: bool
     above: bool
 
@@ -336,7 +336,7 @@ def level_box(label: LevelLabel, axis: PlotAxis) -> PixelBox:
 
 
 def place_level_labels(
-    levels: Sequence[Level], marks: Sequence[PixelBox], axis: PlotAxis
+    levels: Sequence[BaselineLevel], marks: Sequence[PixelBox], axis: PlotAxis
 ) -> list[LevelLabel]:
     """Place the names of baselines so that they cover neither marks nor each other."""
     taken, placed = list(marks), list[LevelLabel]()

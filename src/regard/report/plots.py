@@ -14,9 +14,9 @@ from regard.report.charts import (
     LATENCY,
     MEMORY,
     SPEED,
+    BaselineLevel,
     Chart,
     CurveAxis,
-    Level,
     learning_chart,
     near_levels,
     pareto_chart,
@@ -113,11 +113,13 @@ def reference_name(report: ComparisonReport) -> str:
     return next(names, spec_label(DENSE_MIXER))
 
 
-def baseline_levels(report: ComparisonReport, key: tuple[str, int]) -> list[Level]:
+def baseline_levels(report: ComparisonReport, key: tuple[str, int]) -> list[BaselineLevel]:
     """Return the scores of the baselines of a task and length."""
     rows = group_rows(report.result.rows)[key]
     return [
-        Level(row.mixer, row.score) for row in rows if row.is_baseline and math.isfinite(row.score)
+        BaselineLevel(row.mixer, row.score)
+        for row in rows
+        if row.is_baseline and math.isfinite(row.score)
     ]
 
 

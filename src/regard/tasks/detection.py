@@ -217,7 +217,7 @@ class Detection(Task):
             labels, largest = list(self.scenes.labels), self.scenes.objects[1]
         else:
             check_generated_only(str(data), examples=examples)
-            labels = self._read(data, images, size, channels or 3, drop=missing == "drop")
+            labels = self._read_images(data, images, size, channels or 3, drop=missing == "drop")
             self.sizes = {split: len(self.stored[split]) for split in SPLITS}
             largest = max(len(each.boxes) for part in self.stored.values() for _, each in part)
         if largest > queries:
@@ -234,7 +234,7 @@ class Detection(Task):
             for half in (False, True)
         )
 
-    def _read(
+    def _read_images(
         self, data: str | Path, images: str | Path | None, size: int, channels: int, *, drop: bool
     ) -> list[str]:
         """Read the images of annotations; return the names of the categories."""

@@ -218,7 +218,7 @@ class Segmentation(Task):
         else:
             check_generated_only(str(data), examples=examples)
             reader = ImageProcessor(size, channels or 3, [])
-            self._read(existing_path(data), reader, drop=missing == "drop")
+            self._read_images(existing_path(data), reader, drop=missing == "drop")
             self.sizes = {split: len(self.stored[split]) for split in SPLITS}
             labels = self._check_classes(labels)
         self.labels = tuple(labels)
@@ -283,7 +283,7 @@ class Segmentation(Task):
         return [*notes, *copy_notes(self.hashes, "images")]
 
     # ------------------------------------------------------------------------------- own images
-    def _read(self, folder: Path, reader: ImageProcessor, *, drop: bool) -> None:
+    def _read_images(self, folder: Path, reader: ImageProcessor, *, drop: bool) -> None:
         """Read all images and masks of a folder."""
 
         def parse(where: str, values: list[Any]) -> tuple[MaskedImage, int]:

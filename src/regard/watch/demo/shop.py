@@ -77,7 +77,7 @@ class Client:
     delay: float = 20.0
 
 
-class Answer(NamedTuple):
+class ResponseProfile(NamedTuple):
     """How the shop answers a route: size in bytes and time in milliseconds, both medians."""
 
     size: float
@@ -85,19 +85,19 @@ class Answer(NamedTuple):
 
 
 ANSWERS = {
-    ("GET", "products"): Answer(780.0, 45.0),  # size of one row of a list
-    ("GET", "product"): Answer(2150.0, 18.0),
-    ("GET", "reviews"): Answer(1900.0, 26.0),
-    ("GET", "search"): Answer(780.0, 90.0),
-    ("GET", "orders"): Answer(420.0, 40.0),
-    ("GET", "order"): Answer(1650.0, 24.0),
-    ("GET", "invoice"): Answer(48200.0, 160.0),
-    ("POST", "checkout"): Answer(640.0, 210.0),
-    ("POST", "payments"): Answer(310.0, 620.0),
-    ("POST", "login"): Answer(540.0, 130.0),
-    ("GET", "report"): Answer(26000.0, 1400.0),
+    ("GET", "products"): ResponseProfile(780.0, 45.0),  # size of one row of a list
+    ("GET", "product"): ResponseProfile(2150.0, 18.0),
+    ("GET", "reviews"): ResponseProfile(1900.0, 26.0),
+    ("GET", "search"): ResponseProfile(780.0, 90.0),
+    ("GET", "orders"): ResponseProfile(420.0, 40.0),
+    ("GET", "order"): ResponseProfile(1650.0, 24.0),
+    ("GET", "invoice"): ResponseProfile(48200.0, 160.0),
+    ("POST", "checkout"): ResponseProfile(640.0, 210.0),
+    ("POST", "payments"): ResponseProfile(310.0, 620.0),
+    ("POST", "login"): ResponseProfile(540.0, 130.0),
+    ("GET", "report"): ResponseProfile(26000.0, 1400.0),
 }
-OTHER_ANSWER = Answer(380.0, 30.0)
+OTHER_ANSWER = ResponseProfile(380.0, 30.0)
 
 
 @dataclass

@@ -167,9 +167,9 @@ class Database:
         if check:
             found = execute("PRAGMA quick_check(1)").fetchone()[0]
             if found != "ok":
-                raise self._damaged(str(found))
+                raise self._damage_error(str(found))
 
-    def _damaged(self, reason: str) -> ValueError:
+    def _damage_error(self, reason: str) -> ValueError:
         return ValueError(
             f"{self.path} is damaged ({' '.join(reason.split())}). Move it away and restore a "
             "backup, or start with a new folder: events that were not acknowledged come again."
@@ -183,7 +183,7 @@ class Database:
         except sqlite3.Error as error:
             code = error_code(error)
             if code in NOT_A_DATABASE:
-                raise self._damaged(str(error)) from None
+                raise self._damage_error(str(error)) from None
             if code == sqlite3.SQLITE_BUSY:
                 raise OSError(
                     f"{self.path} is locked by another process for more than {BUSY_SECONDS:.0f} s."

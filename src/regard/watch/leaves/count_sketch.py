@@ -68,12 +68,12 @@ class CountSketch:
     def estimate(self, keys: Keys) -> npt.NDArray[np.int64]:
         """The count of each key: rarely too high, and too low by one if the doorkeeper was emptied
         since, and by more only after ageing."""
-        counted = self._counted(self._cells(keys))
+        counted = self._read_counts(self._cells(keys))
         return counted + self.seen[self._probes(keys)].all(axis=0)
 
     def add(self, keys: Keys, amounts: npt.NDArray[np.int64]) -> None:
         """Count keys, which must differ from each other."""
-        counted = self._counted(self._cells(keys))
+        counted = self._read_counts(self._cells(keys))
         probes = self._probes(keys)
         first = (counted == 0) & ~self.seen[probes].all(axis=0)
         self.seen[probes[:, first]] = True  # the doorkeeper keeps the first sighting
@@ -101,6 +101,6 @@ class CountSketch:
         spread = [mix_keys(keys ^ np.uint64(probe + 101)) for probe in range(self.PROBES)]
         return (np.stack(spread) & np.uint64(len(self.seen) - 1)).astype(np.int64)
 
-    def _counted(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    def _read_counts(self, cells: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         rows = np.arange(self.ROWS)[:, None]
         return self.counts[rows, cells].min(axis=0).astype(np.int64)

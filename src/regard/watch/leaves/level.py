@@ -33,7 +33,7 @@ from regard.watch.event import Event, Value, value_kind
 from regard.watch.leaves.characters import CharacterModel
 from regard.watch.leaves.count_sketch import CountSketch, combine_keys, hash_value
 from regard.watch.leaves.magnitudes import MagnitudeModel
-from regard.watch.leaves.schema import EndpointSchema, NoveltyRates, PathNode, ancestors
+from regard.watch.leaves.schema import EndpointSchema, NoveltyRates, PathHistory, ancestors
 from regard.watch.level import Finding, Level, Surprise
 from regard.watch.settings import WatchSettings
 
@@ -135,7 +135,7 @@ class LeafLevel(Level):
         self.events = 0
         self.schemas: dict[tuple[str, str], EndpointSchema] = {}
         self.novelty = NoveltyRates()
-        self.nodes: dict[tuple[str, str], PathNode] = {}
+        self.nodes: dict[tuple[str, str], PathHistory] = {}
         self.path_ids: dict[tuple[str, str], int] = {}
         self.path_names: list[tuple[str, str]] = []
         self.path_groups: list[int] = []
@@ -227,7 +227,7 @@ class LeafLevel(Level):
             if node is None and len(self.nodes) >= MAX_PATHS:
                 continue
             if node is None:
-                node = self.nodes[tenant, name] = PathNode()
+                node = self.nodes[tenant, name] = PathHistory()
             change = (node.events + count == 1) - (node.events == 1)
             node.events += count
             parent = self.nodes.get((tenant, name.rpartition(".")[0])) if name else None
@@ -303,7 +303,7 @@ class LeafLevel(Level):
         chosen = hashes[looks] % (known_looks + 1).astype(np.uint64) == 0
         self._learn_looks(looks[chosen], values, kinds, paths)
 
-        for path in np.unique(paths[self._ungrouped(paths)]):
+        for path in np.unique(paths[self._without_group(paths)]):
             kind = KINDS[int(self.path_kinds[path].argmax())]
             self.path_groups[path] = self._group(int(path), kind)
         for (context, key), amount, count in zip(pairs, amounts, before, strict=True):
@@ -362,7 +362,7 @@ class LeafLevel(Level):
         self.magnitudes.add(2 * paths[strings] + 1, lengths)
         self.magnitudes.add(2 * paths[numbers], sizes)
 
-    def _ungrouped(self, paths: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    def _without_group(self, paths: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
         return np.array(self.path_groups)[paths] < 0
 
     def _group(self, path_id: int, kind: str) -> int:
@@ -625,7 +625,7 @@ class LeafLevel(Level):
         if kind == "missing_key":
             text = f"{path} is missing; {have:,} of {total:,} normal events have it"
             return Finding(
-                self.name, kind, path, None, bits, 1.0, self._expected(schema, path), text
+                self.name, kind, path, None, bits, 1.0, self._expected_values(schema, path), text
             )
         observed = event.values[event.paths.index(path)] if path in event.paths else None
         text = f"{path} is there; {have:,} of {total:,} normal events have it"
@@ -636,7 +636,7 @@ class LeafLevel(Level):
     ) -> Finding:
         """A finding about the value of a leaf."""
         path, value = event.paths[leaf], event.values[leaf]
-        expected = self._expected(schema, path)
+        expected = self._expected_values(schema, path)
         path_id = self.path_ids.get((event.tenant, path), -1)
         kind = value_kind(value)
         if path_id < 0:
@@ -656,7 +656,7 @@ class LeafLevel(Level):
             text += f"; the median is about {middle:.3g}" if middle is not None else ""
         return Finding(self.name, "value", path, value, bits, 1.0, expected, text)
 
-    def _expected(self, schema: EndpointSchema | None, path: str) -> list[tuple[Any, float]]:
+    def _expected_values(self, schema: EndpointSchema | None, path: str) -> list[tuple[Any, float]]:
         """The most frequent values of a path at an endpoint, with probabilities."""
         context = schema.contexts.get(path) if schema else None
         if context is None:
@@ -713,7 +713,7 @@ class LeafLevel(Level):
         level.events = content["events"]
         level.novelty = NoveltyRates(**content["novelty"])
         level.nodes = {
-            (tenant, name): PathNode(events, once)
+            (tenant, name): PathHistory(events, once)
             for tenant, name, events, once in content["nodes"]
         }
         level.schemas = {

@@ -38,7 +38,7 @@ class NoveltyRates:
 
 
 @dataclass
-class PathNode:
+class PathHistory:
     """A path of leaves or of an object in events, such as "request.body": how often it is there,
     and how often it brings a key that was never there.
 

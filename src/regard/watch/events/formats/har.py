@@ -41,13 +41,13 @@ def name_values(message: Content) -> Content:
     content = dict(message)
     for key in NAMED_LISTS:
         if isinstance(content.get(key), list):
-            content[key] = named(content[key], lower=key == "headers")
+            content[key] = pairs_to_object(content[key], lower=key == "headers")
     if isinstance(content.get("postData"), dict):
         content["postData"] = name_values(content["postData"])
     return content
 
 
-def named(items: list[Any], lower: bool) -> Content | list[Any]:
+def pairs_to_object(items: list[Any], lower: bool) -> Content | list[Any]:
     """An object of a list of names and values; values of equal names become a list. A list that
     has other items is returned as it is."""
     content: Content = {}

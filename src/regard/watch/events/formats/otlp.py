@@ -38,7 +38,7 @@ def records_of(resource: Content) -> Iterator[Content]:
         for scope in objects(resource.get(scopes)):
             for record in objects(scope.get(records)):
                 yield {
-                    "resource": named(attributes),
+                    "resource": attributes_to_object(attributes),
                     "scope": scope.get("scope"),
                     **decode_record(record),
                 }
@@ -48,7 +48,7 @@ def decode_record(record: Content) -> Content:
     """A span or a log record with objects in place of lists of attributes."""
     content = dict(record)
     if "attributes" in content:
-        content["attributes"] = named(content["attributes"])
+        content["attributes"] = attributes_to_object(content["attributes"])
     if isinstance(content.get("body"), dict):
         content["body"] = decode_value(content["body"])
     for key in ("events", "links"):
@@ -57,7 +57,7 @@ def decode_record(record: Content) -> Content:
     return content
 
 
-def named(attributes: Any, depth: int = 0) -> Content:
+def attributes_to_object(attributes: Any, depth: int = 0) -> Content:
     """An object of a list of `{"key", "value"}`."""
     return {
         str(item["key"]): decode_value(item.get("value"), depth)
@@ -76,7 +76,7 @@ def decode_value(value: Any, depth: int = 0) -> Any:
     if kind == "arrayValue" and isinstance(content, dict):
         return [decode_value(item, depth + 1) for item in objects(content.get("values"))]
     if kind == "kvlistValue" and isinstance(content, dict):
-        return named(content.get("values"), depth + 1)
+        return attributes_to_object(content.get("values"), depth + 1)
     return content if kind.endswith("Value") else value
 
 
